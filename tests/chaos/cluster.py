@@ -45,8 +45,8 @@ class ChaosBroker:
         return self.process.data
 
     async def start(self) -> None:
-        """Start the broker, again and again as a supervisor does: it ends while etcd still has the lease of its
-        predecessor, and after a second fault that hits it while it starts."""
+        """Start the broker, again and again as a supervisor does: a second fault may hit it while it starts. It waits
+        for the lease of its predecessor by itself."""
         for _ in range(START_TRIES):
             try:
                 await asyncio.to_thread(self.process.start)

@@ -93,7 +93,7 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
                 "maxDecodedBytes": 64 << 20, "maxBatchRecords": 1 << 20,
             },
             "createdAt": broker.topics.get(ORDERS.path).created_at,
-            "owners": {"0": "broker-1", "1": "broker-1"}, "replicas": {},
+            "owners": {"0": "broker-1", "1": "broker-1"}, "replicas": {}, "warnings": [],
         }  # fmt: skip
         await call("create_topic", topic="acme/sales/other")
         assert await call("list_topics", tenant="public", namespace="default") == ["topic://public/default/orders"]

@@ -238,6 +238,26 @@ async def test_a_sweep_between_cursor_and_key_costs_the_new_subscription_nothing
         assert await cluster["b"].subscriptions.sweep() == 0
 
 
+async def test_a_new_subscription_whose_cursor_was_swept_skips_nothing_that_came_since(simulation: Simulation) -> None:
+    """The key exists before the cursor is back: other brokers know of the subscription, and records come."""
+    async with Cluster(simulation, "a", "b") as cluster:
+        await cluster.make_topic("a", "b")
+        segment = cluster["b"][1]
+        first = segment.end
+
+        async def sweep_once() -> None:
+            swept = 0
+            while not swept:
+                await asyncio.sleep(0.0001)
+                swept = await cluster["b"].subscriptions.sweep()
+            segment.grow(first + 10)
+
+        sweeping = asyncio.ensure_future(sweep_once())
+        await create(cluster["a"], "latest")
+        await sweeping
+        assert cluster.cursor(1, "b") == first
+
+
 async def test_a_cursor_is_not_removed_while_its_subscription_exists(simulation: Simulation) -> None:
     """Who found no key and comes to remove the cursor may have been overtaken."""
     async with Cluster(simulation, "a", "b") as cluster:

@@ -189,7 +189,7 @@ async def test_a_loss_is_not_accepted_for_an_owner_that_is_back_before_the_leade
     assert decision.reason is Reason.CONTINUED
     registered = Put(paths.broker("c"), Registration(address="c:6660", admin="").to_json())
     await cluster.store.txn([], [registered])
-    assert await leader._write(decision, leader._leadership) is None
+    assert await leader._write([decision], leader._leadership) == 0
     assert cluster.find(name) == record("SERVING", "c", 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from braid.broker.admin.cluster import DrainBroker
@@ -12,8 +13,8 @@ from braid.cluster.leader import LeaderConfig
 from braid.cluster.ownership.leader_step import Reason, decide
 from braid.metadata import paths
 from braid.metadata.store import Put
-from braid.model.cluster import BrokerState, Registration
-from braid.model.errors import InvalidArgument, MoveRefused, NotServing
+from braid.model.cluster import REPLICAS, BrokerState, Registration
+from braid.model.errors import BrokerNotActive, InvalidArgument, MoveRefused, NotServing
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
@@ -132,7 +133,7 @@ async def test_a_loss_is_not_accepted_when_a_replica_is_back_before_the_leader_h
     assert (decision.reason, decision.record.given_up) == (Reason.CONTINUED, ("d", "e"))
     registered = Put(paths.broker("d"), Registration(address="d:6660", admin="").to_json())
     await cluster.store.txn([], [registered])
-    assert await leader._write(decision, leader._leadership) is None
+    assert await leader._write([decision], leader._leadership) == 0
     assert cluster.find(name) == lost
 
 
@@ -261,3 +262,20 @@ async def test_a_draining_broker_says_which_replicas_nobody_else_can_hold(simula
     assert shown["obstacles"] == [
         "segment 0 of public/default/orders: broker c holds a replica, and no other broker can take its place now"
     ]
+
+
+async def test_a_broker_whose_version_does_not_know_replicas_gets_no_segment(simulation: Simulation) -> None:
+    """It joins later. As an owner it would confirm alone; as a replica it would hold nothing."""
+    cluster = await started(simulation, "a", "b")
+    name = await create(cluster)
+    assert sorted(cluster.find(name).replicas) == ["a", "b"]
+    old = Registration(address="z:6660", admin="", version="0.1.0")
+    await cluster.store.txn([], [Put(paths.broker("z"), old.to_json())])
+    await until(lambda: cluster.candidates["a"].members.is_active("z"))
+    await asyncio.sleep(30)
+    assert (sorted(cluster.find(name).replicas), cluster.find(name).change) == (["a", "b"], None)
+    with pytest.raises(BrokerNotActive, match="its version does not know replicas"):
+        await cluster.move(to="z")
+    new = msgspec.structs.replace(old, features=(REPLICAS,))
+    await cluster.store.txn([], [Put(paths.broker("z"), new.to_json())])
+    await until(lambda: len(cluster.find(name).replicas) == 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -63,6 +64,7 @@ async def test_a_topic_without_replicas_shows_its_owner_alone(simulation: Simula
                 "replicas": [{"broker": "broker-1", "state": "owner", "behind": None, "end": None, "error": ""}],
                 "change": None, "unavailable": None,
             }},
+            "warnings": [],
         }  # fmt: skip
         assert await call("set_replicas", topic="orders", replicas=1) == shown
         with pytest.raises(InvalidArgument, match="start more"):
@@ -115,3 +117,29 @@ async def test_a_cluster_with_a_broker_that_does_not_know_replicas_refuses_them(
                 await call(name, **arguments, policies={"replicas": 3})
         assert broker.topics.find("public/default/more") is None
         assert broker.topics.get(ORDERS.path).policies.replicas == 1
+
+
+async def test_a_topic_with_replicas_waits_for_brokers_that_are_about_to_register(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    creating = asyncio.ensure_future(caller(broker)("create_topic", topic="orders", policies={"replicas": 3}))
+    await asyncio.sleep(1)
+    other = Registration(address="elsewhere:6660", admin="", features=(REPLICAS,))
+    await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
+    assert (await creating)["policies"]["replicas"] == 3
+    await broker.close()
+
+
+async def test_a_topic_that_does_not_fail_over_by_itself_says_so(simulation: Simulation) -> None:
+    machine = Machine(simulation)
+    broker = await machine.start()
+    other = Registration(address="elsewhere:6660", admin="", features=(REPLICAS,))
+    await machine.store.txn([], [Put(paths.broker("broker-2"), other.to_json())])
+    made = await caller(broker)("create_topic", topic="orders", policies={"replicas": 2})
+    (warning,) = made["warnings"]
+    assert warning.startswith("all 2 replicas must confirm a record")
+    changed = await caller(broker)("update_topic", topic="orders", policies={"replicas": 3})
+    assert changed["warnings"] == []
+    shown = await caller(broker)("set_replicas", topic="orders", replicas=2)
+    assert shown["warnings"] == [warning]
+    await broker.close()

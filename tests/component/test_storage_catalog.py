@@ -163,14 +163,14 @@ async def test_history_grows_without_gap_or_overlap_and_shrinks_from_its_old_end
 
 async def test_history_skips_only_where_no_chunk_is_and_only_forwards(world: World) -> None:
     a = await owned(world.store, 1)
-    await a.skip_to(Offset(60))
+    await a.skip_to(Offset(60), b"")
     await a.commit(chunk(60, 70))
     for wrong in (Offset(80), Offset(50)):
         with pytest.raises(BrokenInvariant, match="cannot skip"):
-            await a.skip_to(wrong)
+            await a.skip_to(wrong, b"")
     await a.remove(a.chunks)
     with pytest.raises(BrokenInvariant):
-        await a.skip_to(Offset(69))
+        await a.skip_to(Offset(69), b"")
     assert (await loaded(world.store)).next_offset == 70
 
 

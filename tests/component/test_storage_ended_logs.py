@@ -8,13 +8,24 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from braid.model.errors import DiskFull, LogClosed, LogFailed
+from braid.model.errors import DiskFull, LogClosed, LogFailed, NotEnoughReplicas
 from braid.model.ids import Offset
 from braid.model.topic import Durability
 from braid.storage.log.context import LogConfig
 from braid.storage.segment import SegmentStorage
-from braid.testing.sim.disk import NO_FAULTS, DiskFaults
-from tests.kits.storage import SMALL_FILES, World, fill, make_batch, open_log, read_all, read_offsets
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
+from braid.testing.sim.loop import Simulation
+from tests.kits.storage import (
+    SMALL,
+    SMALL_FILES,
+    World,
+    fill,
+    make_batch,
+    open_log,
+    read_all,
+    read_offsets,
+    with_files,
+)
 from tests.kits.waiting import until
 
 REPLICATED = LogConfig(durability=Durability.REPLICATED, files=SMALL_FILES)
@@ -76,6 +87,71 @@ async def test_a_read_that_the_end_of_its_log_overtakes_is_refused(seed: int, wo
     with pytest.raises(LogClosed):
         await reading
     assert world.a.noting.open_files == 0
+
+
+EXACT = with_files(first_reserve_bytes=0)
+"""Files get no more room on the disk than their batches need."""
+
+
+@pytest.mark.parametrize("config", [SMALL, EXACT], ids=["reserved", "exact"])
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+@pytest.mark.parametrize("count", range(1, 30))
+async def test_a_log_that_was_prepared_for_its_seal_ends_on_a_full_disk(
+    count: int, closed: bool, config: LogConfig, simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    log = await open_log(disk, simulation, config=config)
+    await fill(log, count)
+    if closed:
+        await log.rotate()
+    await log.prepare_seal()
+    disk.faults = DiskFaults(capacity_bytes=0)
+    assert await log.seal() == count
+    assert log.seal_is_durable
+
+
+@pytest.mark.parametrize("config", [SMALL, EXACT], ids=["reserved", "exact"])
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+async def test_a_log_on_a_full_disk_is_prepared_for_its_seal_only_if_the_seal_fits(
+    closed: bool, config: LogConfig, simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    log = await open_log(disk, simulation, config=config)
+    await fill(log, 3)
+    if closed:
+        await log.rotate()
+    disk.faults = DiskFaults(capacity_bytes=0)
+    if closed or config is EXACT:
+        with pytest.raises(DiskFull):
+            await log.prepare_seal()
+    else:
+        await log.prepare_seal()
+        assert await log.seal() == 3
+
+
+async def test_a_log_that_is_closed_or_held_is_not_prepared_for_its_seal(
+    simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    log = await open_log(disk, simulation)
+    await fill(log, 3)
+    log.hold(NotEnoughReplicas("a replica is down"))
+    with pytest.raises(NotEnoughReplicas, match="a replica is down"):
+        await log.prepare_seal()
+    log.resume()
+    await log.prepare_seal()
+    await log.rotate()
+    preparing = asyncio.create_task(log.prepare_seal())
+    await asyncio.sleep(0)  # It has begun.
+    await log.close()
+    for prepared in (preparing, log.prepare_seal()):
+        with pytest.raises(LogClosed):
+            await prepared
+
+
+async def test_a_log_that_has_ended_is_prepared_for_its_seal(simulation: Simulation, disk: SimulatedDisk) -> None:
+    log = await open_log(disk, simulation)
+    await fill(log, 3)
+    await log.seal()
+    disk.faults = DiskFaults(capacity_bytes=0)
+    await log.prepare_seal()
 
 
 @pytest.mark.parametrize("end", [SegmentStorage.close, SegmentStorage.abandon, SegmentStorage.hand_over])

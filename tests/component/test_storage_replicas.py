@@ -8,17 +8,22 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from braid.broker.segment_folders import remove_segment
 from braid.model.batch.header import Flag, control_batch, parse_header, stamp
 from braid.model.errors import Fenced, OutOfSequence, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
+from braid.model.names import SegmentName
 from braid.model.topic import Durability
+from braid.storage.context import StorageMode
 from braid.storage.frames import LogFrames
 from braid.storage.history.catalog import Catalog
+from braid.storage.log import promise as promises
 from braid.storage.log.log import Log
 from braid.storage.log.promise import NAME as MARK
 from braid.storage.recovery_start import RecoverySource
 from braid.storage.replica import ReplicaStorage
+from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
 from tests.kits.storage import (
     DESCRIPTOR,
@@ -31,6 +36,7 @@ from tests.kits.storage import (
     run,
     stamped_batch,
 )
+from tests.kits.waiting import until
 
 REPLICATED = msgspec.structs.replace(SMALL, durability=Durability.REPLICATED)
 
@@ -276,6 +282,89 @@ def test_a_new_copy_begins_at_the_frontier_and_knows_the_producers_before_it() -
     run(main)
 
 
+def test_a_new_copy_begins_with_the_file_after_the_frontier() -> None:
+    """The file before it is still there. Chunks have the control batch of a later owner at that file's end."""
+
+    async def main(world: World) -> None:
+        owner = await open_owner(world.a)
+        await append(owner, 3)
+        await owner.abandon()
+        owner = await open_owner(world.a)
+        owner.log.note_replicated(Offset(3))
+        await owner.export_now()
+        await append(owner, 4)
+        assert [file.base_offset for file in owner.log.files] == [0, 3]
+        replica = await open_replica(world.b)
+        assert (await send(owner, world.a, replica)).end == 7
+
+    run(main)
+
+
+def test_a_copy_knows_the_producers_of_records_that_retention_deleted_before_it_began() -> None:
+    """Where brokers share no storage, the owner's files are the history. No chunk tells of those that are gone."""
+
+    async def main(world: World) -> None:
+        for broker in (world.a, world.b):
+            broker.start(mode=StorageMode.LOCAL)
+        owner = await open_owner(world.a)
+        await append(owner, 1, producer=7)
+        await append(owner, 99, producer=8)
+        owner.log.note_replicated(Offset(100))
+        await owner.apply_retention(RetentionPolicy(max_bytes=6_000))
+        replica = await open_replica(world.b)
+        assert replica.base == owner.earliest > 1
+        held = await send(owner, world.a, replica)
+        await owner.abandon()
+        await replica.close()
+        heir = await open_owner(world.b, elected=held)
+        assert heir.append(make_batch(producer=7, sequence=0)).duplicate
+        assert not heir.append(make_batch(producer=7, sequence=1)).duplicate
+
+    run(main)
+
+
+def test_a_copy_whose_removal_did_not_come_to_its_end_is_no_witness_and_begins_anew() -> None:
+    """The broker stops in the middle, and becomes a replica again. Oldest files go first, so the rest looks like a copy
+    that chunks complete."""
+
+    async def main(world: World) -> None:
+        for broker in (world.a, world.b):
+            broker.start(mode=StorageMode.LOCAL)
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 60)
+        await send(owner, world.a, replica)
+        await replica.admit()
+        await replica.close()
+        files = len([each for each in world.b.disk.paths() if each.endswith(".wal")])
+        removal = asyncio.ensure_future(remove_segment(world.b.context, SegmentName.at(TOPIC, DESCRIPTOR)))
+        await until(lambda: len([each for each in world.b.disk.paths() if each.endswith(".wal")]) == files - 2)
+        removal.cancel()
+        replica = await open_replica(world.b)
+        assert (replica.position.end, replica.member) == (0, False)
+
+    run(main)
+
+
+@pytest.mark.parametrize("delay_ms", range(0, 12, 2))
+def test_a_copy_that_lost_a_file_in_a_removal_is_no_member(delay_ms: int) -> None:
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 60)
+        await send(owner, world.a, replica)
+        await replica.admit()
+        await replica.close()
+        files = [each for each in world.b.disk.paths() if each.endswith(".wal")]
+        removal = asyncio.ensure_future(remove_segment(world.b.context, SegmentName.at(TOPIC, DESCRIPTOR)))
+        await asyncio.wait([removal], timeout=delay_ms / 1_000)
+        world.b.disk.crash()
+        await asyncio.wait([removal])
+        removal.exception()
+        mark = await promises.read(world.b.disk, WAL_FOLDER)
+        assert not mark.member or [each for each in world.b.disk.paths() if each.endswith(".wal")] == files
+
+    run(main)
+
+
 def test_a_copy_that_becomes_the_log_is_exported_where_the_last_chunk_ends() -> None:
     async def main(world: World) -> None:
         owner, replica = await open_owner(world.a), await open_replica(world.b)
@@ -411,7 +500,9 @@ def test_files_that_chunks_cover_go() -> None:
         await append(owner, 60)
         await send(owner, world.a, replica)
         before = len(replica._log.files)
-        await replica.drop_covered(Offset(45))
+        owner.log.note_replicated(Offset(60))
+        await owner.exporter.export_closed()
+        await replica.drop_covered(owner.catalog.next_offset)
         assert len(replica._log.files) < before
         again = await open_replica(world.b.crash())
         assert again.position == at(1, 60)

@@ -118,7 +118,7 @@ class PlainSegment:
     def producer_rows(self) -> bytes:
         return b""
 
-    def check_can_end(self) -> None:
+    async def check_can_end(self) -> None:
         pass
 
 

@@ -13,7 +13,7 @@ from braid.model.errors import DiskFull, Fenced, MoveRefused, TimedOut
 from braid.model.message import MessageId
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers, read_all, running_brokers
+from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
 
 KEYS = [b"key-%d" % number for number in range(8)]
@@ -144,6 +144,34 @@ async def test_a_split_waits_for_room_on_the_disk_of_its_parent_visibly_and_can_
             await client.admin.split("orders", 0)
             assert (await producer.send(b"7")).segment != 0
         assert await read_all(client, 7) == [*FIVE, SIXTH, b"7"]
+
+
+async def test_a_merge_waits_for_room_on_the_disk_of_a_quiet_parent_before_any_parent_ends(
+    simulation: Simulation,
+) -> None:
+    """The quiet log has closed its newest file by age: no write has failed yet, and the seal would need a new file."""
+    async with running_brokers(simulation) as brokers, brokers.client(timeout=120) as client:
+        await client.admin.create_topic("orders", segments=2)
+        await until(lambda: brokers.owner(0) and brokers.owner(1))
+        for segment, broker in enumerate("ab"):
+            if brokers.owner(segment) != broker:
+                await brokers.move(segment, broker)
+        async with client.producer("orders", timeout=30) as producer:
+            first = {(await producer.send(b"1", key=key)).segment: key for key in KEYS}
+            quiet = brokers.running["a"].segments.get(PATH, 0).storage.log
+            await until(lambda: quiet.files[-1].closed, within_s=7200)
+            brokers.disks["a"].faults = FULL
+            with pytest.raises(TimedOut, match="could not give"):
+                await brokers.call("b", "merge_segments", topic="orders", segments=[0, 1], timeout=10)
+            change = (await brokers.call("c", "get_layout", topic="orders"))["transition"]
+            assert (change["step"], len(change["waitsFor"])) == ("CREATING", 1)
+            assert "could not give" in change["waitsFor"][0]
+            await brokers.call("b", "abort_transition", topic="orders")
+            assert (await producer.send(b"2", key=first[1])).segment == 1
+            brokers.disks["a"].faults = NO_FAULTS
+            assert (await producer.send(b"2", key=first[0])).segment == 0
+            await client.admin.merge("orders", 0, 1)
+            assert (await producer.send(b"3", key=first[0])).segment not in (0, 1)
 
 
 async def test_a_broker_whose_disk_is_full_is_drained(simulation: Simulation) -> None:

@@ -64,3 +64,37 @@ async def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_when
         await complete(brokers)
         await send(producer, 20, 40)
         await check(client, 40)
+
+
+async def test_clients_of_a_frozen_owner_go_on_as_soon_as_its_lease_is_over(simulation: Simulation) -> None:
+    """Its connections stay open, and it says nothing. It also answers questions about routes."""
+    async with replicated(simulation) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        brokers.freeze(owner := brokers.owner(0))
+        began = simulation.loop.time()
+        await send(producer, 20, 21)
+        assert simulation.loop.time() - began < 15
+        brokers.thaw(owner)
+        await complete(brokers)
+        await check(client, 21)
+
+
+async def test_a_broker_lists_its_history_only_when_no_copy_is_being_removed(simulation: Simulation) -> None:
+    """Otherwise an owner would count on chunks that are about to go."""
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=False) as (brokers, client, producer):
+        await send(producer, 0, 5)
+        replicas = {*record_of(brokers).replicas}
+        await client.admin.set_replicas("orders", 2)
+        await until(lambda: len(record_of(brokers).replicas) == 2)
+        record = record_of(brokers)
+        (left,) = replicas - {*record.replicas}
+        (segment,) = brokers.running[record.owner].segments.of_topic(PATH)
+        known = brokers.running[left].cluster.owners.known(segment.name)
+        assert known is not None
+        host = brokers.running[left].segment_host
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "revision": known.revision}
+        async with host.replicas._locks.of(str(segment.name)):  # As long as its copy is removed.
+            listing = asyncio.ensure_future(host.incoming.list_history(about))
+            await asyncio.sleep(5)
+            assert not listing.done()
+        assert await listing == {}

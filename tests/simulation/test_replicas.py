@@ -47,6 +47,11 @@ async def send(producer: Producer, start: int, end: int) -> None:
         await producer.send(b"%d" % number)
 
 
+async def send_all(producer: Producer, values: list[bytes]) -> None:
+    for value in values:
+        await producer.send(value)
+
+
 async def check(client: Client, count: int) -> None:
     """Every record is there once, in order."""
     assert await read_all(client, count) == [b"%d" % number for number in range(count)]
@@ -267,6 +272,52 @@ async def test_replicas_take_over_from_an_owner_whose_disk_is_full_when_it_start
         await check(client, 30)
 
 
+@SHARED
+async def test_a_segment_leaves_a_disk_that_fills_up(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client, producer):
+        values = [b"%d" % number + bytes(100_000) for number in range(30)]
+        owner = brokers.owner(0)
+        brokers.disks[owner].faults = DiskFaults(capacity_bytes=1_000_000)
+        sending = asyncio.create_task(send_all(producer, values))
+        log = brokers.running[owner].segments.get(PATH, 0).storage.log
+        await until(lambda: log.is_full)
+        await client.admin.move("orders", to=next(each for each in "abc" if each != owner))
+        await sending
+        brokers.disks[owner].faults = DiskFaults()
+        await complete(brokers)
+        assert await read_all(client, len(values)) == values
+
+
+async def test_a_new_file_holds_up_no_record(simulation: Simulation) -> None:
+    """Producers that wait for each record send nothing that would push the last one."""
+
+    async def load(client: Client) -> None:
+        async with client.producer("orders") as producer:
+            await send_all(producer, [bytes(4_000)] * 700)
+
+    async with replicated(simulation) as (_, client, _):
+        await asyncio.gather(load(client), load(client))
+
+
+async def test_a_record_is_confirmed_though_its_link_breaks_while_a_slow_disk_writes_it(
+    simulation: Simulation,
+) -> None:
+    async with replicated(simulation) as (brokers, _, producer):
+        await send(producer, 0, 10)
+        owner = brokers.owner(0)
+        lost, follower = [each for each in brokers.running if each != owner]
+        brokers.kill(lost)
+        await complete(brokers, followers=1)
+        brokers.disks[owner].faults = DiskFaults(sync_s=(0.3, 0.3))
+        brokers.network.cut(owner, follower)
+        sending = asyncio.create_task(producer.send(b"10"))
+        log = brokers.running[owner].segments.get(PATH, 0).storage.log
+        await until(lambda: log.end == 11)
+        brokers.network.reset(owner, follower)
+        brokers.network.heal(owner, follower)
+        await sending
+
+
 async def test_a_follower_of_a_child_knows_the_producers_of_its_parents(simulation: Simulation) -> None:
     """Its own files say that they know all producers, when the owner has begun a second file."""
     async with replicated(simulation) as (brokers, client, producer):
@@ -442,3 +493,22 @@ async def test_a_follower_that_was_away_for_long_is_asked_often_after_its_start(
             await complete(brokers)
         await send(producer, 5, 10)
         await check(client, 10)
+
+
+async def test_a_split_waits_for_the_replicas_of_its_parent_before_the_log_ends(simulation: Simulation) -> None:
+    """The other brokers can have its children."""
+    async with replicated(simulation, ("a", "b", "c", "d"), confirm=3) as (brokers, client, producer):
+        await send(producer, 0, 10)
+        owner = brokers.owner(0)
+        dead = in_sync(brokers)[0]
+        brokers.kill(dead)
+        await until(lambda: not brokers.any().cluster.members.is_live(dead))
+        with pytest.raises(TimedOut, match=f"replicas must hold a record; these lag behind or are down: {dead}"):
+            await brokers.call(owner, "split_segment", topic="orders", segment=0, timeout=20)
+        assert (await brokers.call(owner, "get_layout", topic="orders"))["transition"]["step"] == "CREATING"
+        await brokers.call(owner, "abort_transition", topic="orders")
+        await brokers.start(dead)
+        assert (await producer.send(b"10")).segment == 0, "the log has not ended"
+        await client.admin.split("orders", 0)
+        assert (await producer.send(b"11")).segment != 0
+        await check(client, 12)

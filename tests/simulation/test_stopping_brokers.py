@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from braid.model.errors import DiskError, ShuttingDown
+from braid.metadata.memory import Fault
+from braid.model.errors import DiskError, ShuttingDown, TransitionRefused
 from braid.model.ownership import OwnershipState
 from braid.ports.disk import Buffer
 from braid.testing.sim.loop import Simulation
@@ -35,6 +36,30 @@ async def test_a_broker_that_stops_waits_neither_for_others_to_delete_their_part
                 await brokers.stop(asked)
             with pytest.raises((ShuttingDown, asyncio.CancelledError)):
                 await deleting
+
+
+async def test_a_broker_without_a_lease_stops_while_a_child_that_was_taken_back_is_to_be_removed(
+    simulation: Simulation,
+) -> None:
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await client.admin.create_topic("orders")
+        await until(lambda: bool(brokers.owner(0)))
+        brokers.kill(brokers.owner(0))  # The split waits for the parent, and can be taken back.
+        splitting = asyncio.create_task(client.admin.split("orders", 0))
+        await until(lambda: bool(brokers.owner(1) and brokers.owner(2)))
+        leader = next(name for name, each in brokers.running.items() if each.cluster.leader.leading)
+        stopping = next(name for name in (brokers.owner(1), brokers.owner(2)) if name != leader)
+        broker = brokers.running[stopping]
+        brokers.store_of(leader).lag()  # It does not give the child to another broker.
+        brokers.store_of(stopping).fault = lambda _request: Fault.UNAVAILABLE  # Its view goes on.
+        await until(lambda: not broker.cluster.registration.may_act())
+        aborting = asyncio.create_task(brokers.call(leader, "abort_transition", topic="orders"))
+        await until(lambda: bool([*broker.group_host.removal._removing]))
+        await brokers.stop(stopping)
+        brokers.store_of(leader).catch_up()
+        await aborting
+        with pytest.raises(TransitionRefused, match="aborted"):
+            await splitting
 
 
 class SlowObjects(MemoryObjects):

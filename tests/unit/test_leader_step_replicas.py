@@ -151,6 +151,20 @@ def test_replicas_vote_when_the_owner_cannot_open_it_and_another_one_may(failure
         assert found.gone == ()
 
 
+@pytest.mark.parametrize(
+    ("live", "position_epoch", "votes"),
+    [("abc", 1, True), ("ab", 1, False), ("ab", 2, True)],
+    ids=["the others suffice", "the vote would find it again", "a move has named it"],
+)
+def test_no_second_vote_is_held_that_finds_the_same_owner(live: str, position_epoch: int, votes: bool) -> None:
+    position = LogPosition(epoch=Epoch(position_epoch), end=Offset(5))
+    failed = replicated("ASSIGNED", failures=unable("a"), elected=position)
+    cluster: dict[str, Any] = {"live": tuple(live), "gone_since": gone(c=1)}
+    assert (decided(failed, **cluster) is not None) == votes
+    (found,) = waiting(snapshot_of([failed], policies=THREE, **cluster))
+    assert found.reason.startswith("its owner a cannot open it (")
+
+
 def test_an_owner_that_was_elected_and_went_is_elected_anew() -> None:
     elected = replicated("RECOVERING").voted("b", LogPosition(epoch=Epoch(2), end=Offset(5)))
     found = decided(elected, live=("a", "c"), gone_since=gone(b=1))

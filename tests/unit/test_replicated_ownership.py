@@ -70,10 +70,14 @@ def test_the_vote_assigns_in_the_epoch_that_was_promised() -> None:
     assert not VOTED.clean
     assert VOTED.taken_again().elected == POSITION, "the owner's disk must hold it, however often the owner tries"
     assert VOTED.serving().elected is None
-    assert VOTED.recovering().elected is None, "the next vote finds its own"
+    assert VOTED.recovering().elected == VOTED.elected, "it has confirmed nothing since"
+    assert VOTED.serving().recovering().elected is None, "the next vote finds its own"
     lossy = RECOVERING.voted("b2", POSITION, accept_loss=True, given_up=("b3", "b1"))
     assert (lossy.accept_loss, lossy.given_up, lossy.elected) == (True, ("b1", "b3"), POSITION)
     assert not lossy.recovering().accept_loss, "the next vote may find more"
+    assert lossy.recovering().elected is None, "replicas that were given up may hold more"
+    rejoined = lossy.rejoined(("b2", "b4", "b5"), 2)
+    assert rejoined.recovering().elected == POSITION, "those that were given up are too late"
 
 
 def test_an_elected_owner_gets_other_replicas_only_after_an_accepted_loss() -> None:

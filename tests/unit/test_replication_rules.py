@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braid.model.ids import Epoch, Offset
-from braid.model.log.replication import LogPosition, Promise, elected, missing_votes, replicated_end, votes_needed
+from braid.model.log.replication import (
+    LogPosition,
+    Promise,
+    elected,
+    is_heir,
+    replicated_end,
+    votes_needed,
+)
 
 A, B, C = "a", "b", "c"
 
@@ -21,8 +28,10 @@ def promise(
     return Promise(broker=broker, epoch=Epoch(promised), position=position, member=member)
 
 
-def winner(*promises: Promise, replicas: tuple[str, ...] = (A, B, C), write_quorum: int = 2) -> str | None:
-    found = elected(promises, replicas, write_quorum, Epoch(9))
+def winner(
+    *promises: Promise, replicas: tuple[str, ...] = (A, B, C), write_quorum: int = 2, avoid: tuple[str, ...] = ()
+) -> str | None:
+    found = elected(promises, replicas, write_quorum, Epoch(9), avoid)
     return found.broker if found is not None else None
 
 
@@ -58,6 +67,50 @@ def test_a_stranger_does_not_vote() -> None:
     assert winner(promise(A, 3, 10), promise("d", 5, 99)) is None
 
 
+def test_a_replica_that_cannot_serve_does_not_win_if_the_others_suffice() -> None:
+    """It holds the most; what the others lack was never confirmed."""
+    assert winner(promise(A, 3, 15), promise(B, 3, 10), promise(C, 3, 12), avoid=(A,)) == C
+
+
+def test_a_replica_that_cannot_serve_wins_if_the_others_do_not_suffice() -> None:
+    """What the other one lacks may have been confirmed (I2)."""
+    assert winner(promise(A, 3, 15), promise(B, 3, 10), avoid=(A,)) == A
+    assert winner(promise(A, 3, 15), promise(B, 3, 10), promise(C, 0, 0, member=False), avoid=(A,)) == A
+    assert winner(promise(A, 3, 10), promise(B, 3, 10), avoid=(A,)) == B
+
+
+@pytest.mark.parametrize(
+    ("found", "heir"),
+    [
+        (promise(A, 3, 10), True),
+        (promise(A, 4, 10), True),
+        (promise(A, 3, 9), False),
+        (promise(A, 3, 10, member=False), False),
+        (None, False),
+    ],
+    ids=["as it was", "it has begun", "its disk holds less", "a blank disk", "silent"],
+)
+def test_a_replica_that_was_elected_and_did_not_serve_needs_no_other_vote(found: Promise | None, heir: bool) -> None:
+    assert is_heir(found, LogPosition(epoch=Epoch(3), end=Offset(10))) == heir
+    assert not is_heir(found, None)
+
+
+@given(st.data())
+def test_the_winner_holds_everything_that_enough_replicas_hold(data: st.DataObject) -> None:
+    replicas = tuple("abcdefg"[: data.draw(st.integers(1, 7))])
+    write_quorum = data.draw(st.integers(1, len(replicas)))
+    ends = {each: data.draw(st.integers(0, 20)) for each in replicas}
+    answered = data.draw(st.sets(st.sampled_from(replicas)))
+    avoid = tuple(data.draw(st.sets(st.sampled_from(replicas))))
+    won = winner(
+        *(promise(each, 3, ends[each]) for each in sorted(answered)),
+        replicas=replicas, write_quorum=write_quorum, avoid=avoid,
+    )  # fmt: skip
+    assert (won is None) == (len(answered) < votes_needed(len(replicas), write_quorum))
+    if won is not None:
+        assert ends[won] >= replicated_end([Offset(end) for end in ends.values()], write_quorum)
+
+
 @pytest.mark.parametrize(
     ("ends", "write_quorum", "expected"),
     [([7], 1, 7), ([7, 5], 2, 5), ([7, 5, 6], 2, 6), ([7, 5, 6], 3, 5), ([7], 2, 0)],
@@ -74,8 +127,3 @@ def test_every_vote_meets_a_holder_of_each_confirmed_record(data: st.DataObject)
     brokers = range(replicas)
     holders = set(data.draw(st.permutations(brokers))[:write_quorum])
     assert all(holders & set(voters) for voters in itertools.combinations(brokers, needed))
-
-
-def test_who_is_missing_is_named() -> None:
-    assert missing_votes({A: promise(A, 3, 10)}, (A, B, C), 2) == (1, (B, C))
-    assert missing_votes({A: promise(A, 3, 10), B: promise(B, 3, 10)}, (A, B, C), 2) == (0, (C,))

@@ -209,3 +209,10 @@ def test_files_that_do_not_fit_to_the_chunks_stop_the_opening_until_somebody_acc
         assert side in str(caught.value)
     start = resolve_recovery_start(sealed=state, frontier=front, local=here, accept_loss=True)
     assert start == Start(Offset(chunks_end), RecoverySource.CHUNKS, loss_accepted=True)
+
+
+def test_a_blank_owner_of_a_replicated_segment_points_to_the_other_replicas() -> None:
+    with pytest.raises(RecoveryUnsafe, match="on its disk only"):
+        resolve_recovery_start(sealed=None, frontier=frontier(1, 10), local=None)
+    with pytest.raises(RecoveryUnsafe, match="replicas that hold what was confirmed beyond are to vote"):
+        resolve_recovery_start(sealed=None, frontier=frontier(1, 10), local=None, replicated=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from braid.model.errors import InvalidArgument
-from braid.model.topic import Durability, PolicyChanges, TopicPolicies, majority
+from braid.model.topic import Durability, OwnerLoss, PolicyChanges, TopicPolicies, majority
 
 FSYNC, MEMORY, REPLICATED = Durability.FSYNC, Durability.MEMORY, Durability.REPLICATED
 PLAIN = TopicPolicies()
@@ -62,3 +62,25 @@ def test_what_does_not_fit_is_refused_with_what_to_write(
 
 def test_a_majority_is_more_than_half() -> None:
     assert [majority(replicas) for replicas in range(1, 8)] == [1, 2, 2, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "quorum", "said"),
+    [
+        (2, 2, "all 2 replicas must confirm"),
+        (3, 3, "all 3 replicas must confirm"),
+        (2, 1, "on its owner's disk alone"),
+        (3, 1, "on its owner's disk alone"),
+        (3, 2, ""),
+        (4, 3, ""),
+        (5, 3, ""),
+    ],
+)
+def test_a_topic_that_does_not_fail_over_by_itself_has_a_warning(replicas: int, quorum: int, said: str) -> None:
+    found = TopicPolicies(durability=REPLICATED, replicas=replicas, write_quorum=quorum)
+    assert [said in each and "--accept-loss" in each for each in found.warnings] == [True] * bool(said)
+    policy = TopicPolicies(
+        durability=REPLICATED, replicas=replicas, write_quorum=quorum, on_owner_loss=OwnerLoss.CONTINUE
+    )
+    assert policy.warnings == ()
+    assert PLAIN.warnings == ()

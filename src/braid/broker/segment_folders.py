@@ -11,24 +11,36 @@ import contextlib
 import logging
 from typing import Final
 
+from braid.broker.keyed_locks import KeyedLocks
 from braid.model.errors import DiskError
 from braid.model.names import SegmentName, TopicName
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.manifest import segment_folder
+from braid.storage.log import promise as promises
+from braid.storage.segment_recovery import remove_file
 
 MARK: Final = "topic-"
 ROOM_BYTES: Final = 16 << 20
 """As large as a group of batches."""
+
+_turns: Final = KeyedLocks()
+"""By broker and folder. A caller that found the folder empty may take long to delete what lies beside it: chunks that
+another caller has brought meanwhile must not be among that."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 async def own_folder(context: StorageContext, name: SegmentName, topic_id: int) -> None:
     """Make sure that the folder, and in mode `local` the chunks, hold nothing of an earlier topic of this name."""
-    disk = context.disk
     folder = f"{context.folder}/{name.topic.path}/{name.descriptor}"
+    async with _turns.of(f"{id(context)} {folder}"):
+        await _own_folder(context, folder, name, topic_id)
+
+
+async def _own_folder(context: StorageContext, folder: str, name: SegmentName, topic_id: int) -> None:
+    disk = context.disk
     await disk.make_folder(folder)
     found = [stat.name for stat in await disk.list(folder)]
     marks = [name for name in found if name.startswith(MARK)]
@@ -49,6 +61,8 @@ async def own_folder(context: StorageContext, name: SegmentName, topic_id: int) 
 async def remove_segment(context: StorageContext, name: SegmentName) -> None:
     """Remove what this broker's own disk holds of a segment. Can be repeated after a crash anywhere."""
     folder = f"{context.folder}/{name.topic.path}"
+    # Before anything is lost, the copy is no witness any more (I2): this broker may become a replica again.
+    await remove_file(context.disk, f"{folder}/{name.descriptor}/{promises.NAME}")
     await remove_tree(context.disk, f"{folder}/{name.descriptor}")
     await context.disk.sync_folder(folder)
     if context.mode is StorageMode.LOCAL:

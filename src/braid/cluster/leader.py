@@ -1,10 +1,10 @@
 """The cluster leader: gives segments to brokers, drains and balances them.
 
 Every broker is a candidate, under its own lease. The leader looks at the whole cluster whenever something changed, and
-every few seconds even if nothing did. It decides (leader_step.py, balance.py) and writes its decisions, each record by
-itself. Each write compares the record that it was decided on, and the leadership (`fence`): a leader that was replaced
-changes nothing (I3). The leader remembers nothing that a successor would need: everything that it has begun is in the
-records.
+every few seconds even if nothing did. It decides (leader_step.py, balance.py) and writes its decisions, many records in
+one transaction. Each write compares the records that it was decided on, and the leadership (`fence`): a leader that was
+replaced changes nothing (I3). The leader remembers nothing that a successor would need: everything that it has begun is
+in the records.
 
 The leader acts on a change immediately. Changes that follow within `CALM_S` are gathered, so that a thousand changes do
 not cost a thousand passes; one pass ends before the next begins.
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,7 +27,7 @@ from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import RecentMoves
 from braid.cluster.downtime import Downtime
 from braid.cluster.members import Members, still_gone
-from braid.cluster.owners import Owners
+from braid.cluster.owners import SWAPS_TOGETHER, Owners, Swap
 from braid.cluster.ownership.leader_step import Decision, Reason, Waiting, balancing_decisions, decide, waiting
 from braid.cluster.ownership.replica_sets import REPLACE_AFTER_S, Patience
 from braid.cluster.snapshot import KnownTopics, Snapshot, taken
@@ -37,7 +37,6 @@ from braid.metadata.store import Condition, Lease
 from braid.metadata.view import Table, View
 from braid.model.cluster import SegmentRef
 from braid.model.errors import LeaseLost, MetadataError, NotServing, ShuttingDown, TopicNotFound
-from braid.model.ids import Revision
 from braid.model.ownership import OwnershipState
 from braid.ports.clock import Clock
 from braid.ports.tasks import cancel
@@ -50,7 +49,8 @@ CALM_FACTOR: Final = 4
 other things to do."""
 AGAIN_S: Final = 0.5
 """The pause after a store that did not answer."""
-WRITES_AT_ONCE: Final = 16
+WRITES_AT_ONCE: Final = 4 * SWAPS_TOGETHER
+"""After so many records the leader looks whether it still leads, and waits until its view shows them."""
 CALM_INTERVALS: Final = 10
 """For so many intervals no load was to be moved before the leader moves idle segments: rates have settled by then."""
 DRAIN_AGAIN_S: Final = 10.0
@@ -157,13 +157,7 @@ class Leader:
         if leadership is None or not self._holds(leadership):
             raise NotServing(f"broker {self._id} does not lead the cluster, or not yet; try again in a moment")
         snapshot, found = self.snapshot(), self.balance_plan()
-        begun = 0
-        for decision in balancing_decisions(snapshot, found):
-            revision = await self._write(decision, leadership)
-            if revision is not None:
-                begun += 1
-                await self._view.caught_up(revision)
-        return found, begun
+        return found, await self._write(balancing_decisions(snapshot, found), leadership)
 
     def start(self, lease: Lease) -> None:
         """Become a candidate. The lease is renewed by its owner; when it is lost, the candidacy ends by itself."""
@@ -255,36 +249,35 @@ class Leader:
         for look in self.on_look:
             look()
         for start in range(0, len(decisions), WRITES_AT_ONCE):
-            some = decisions[start : start + WRITES_AT_ONCE]
-            outcomes = await asyncio.gather(
-                *(self._write(decision, leadership) for decision in some), return_exceptions=True
-            )
-            written = [each for each in outcomes if not isinstance(each, BaseException) and each is not None]
-            if written:
-                await self._view.caught_up(max(written))
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await self._write(decisions[start : start + WRITES_AT_ONCE], leadership)
 
-    async def _write(self, decision: Decision, leadership: Leadership) -> Revision | None:
-        """Write a decision. Returns None when another writer was faster, or another broker leads."""
+    async def _write(self, decisions: Sequence[Decision], leadership: Leadership) -> int:
+        """Write decisions, and return when the view shows them: how many. The others came too late: another writer was
+        faster, or another broker leads."""
         if not self._holds(leadership):
-            return None
-        conditions: list[Condition] = [leadership.fence]
-        path = decision.segment.topic.path
-        try:
-            # No segment is given away of a topic that is being deleted, or was replaced by another of its name.
-            conditions.append(self._topics.unchanged(path))
-        except TopicNotFound:
-            return None
-        conditions += still_gone(decision.gone)
-        revision = await self._owners.swap(decision.segment, decision.revision, decision.record, conditions=conditions)
-        if revision is not None:
+            return 0
+        swaps = [(decision, swap) for decision in decisions if (swap := self._swap(decision, leadership)) is not None]
+        revisions = await self._owners.swap_all([swap for _, swap in swaps])
+        written = [decision for (decision, _), revision in zip(swaps, revisions, strict=True) if revision is not None]
+        for decision in written:
             self.decisions[decision.reason] += 1
             if decision.reason is Reason.DRAINED:
-                self._drained_at[SegmentRef(path, decision.segment.id)] = self._clock.monotonic()
+                ref = SegmentRef(decision.segment.topic.path, decision.segment.id)
+                self._drained_at[ref] = self._clock.monotonic()
             _log.info("%s", described(decision))
-        return revision
+        if written:
+            await self._view.caught_up(max(each for each in revisions if each is not None))
+        return len(written)
+
+    def _swap(self, decision: Decision, leadership: Leadership) -> Swap | None:
+        """Return what a decision writes; None: its topic is being deleted."""
+        try:
+            # No segment is given away of a topic that is being deleted, or was replaced by another of its name.
+            unchanged = self._topics.unchanged(decision.segment.topic.path)
+        except TopicNotFound:
+            return None
+        conditions = (leadership.fence, unchanged, *still_gone(decision.gone))
+        return Swap(decision.segment, decision.revision, decision.record, conditions)
 
     def _cooling_down(self, snapshot: Snapshot) -> set[SegmentRef]:
         oldest = self._clock.monotonic() - DRAIN_AGAIN_S

@@ -2,16 +2,21 @@
 
 A change compares the record that it was decided on. When the answer is lost, the record is read back. Every record is
 unique (an epoch has one owner, and within an epoch each state comes once), so a record that is found was written.
+
+Many records that change for one reason go into few transactions (`swap_all`): a broker may take a thousand segments
+with it. Each record keeps its own conditions. If one of them fails, the transaction writes nothing, and its records are
+written one by one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from braid.metadata import paths
-from braid.metadata.store import Compare, Condition, Operation, Put
+from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Condition, Operation, Put
 from braid.metadata.view import Known, Table, View
 from braid.model.errors import InvalidName, MetadataUncertain, RecordUnreadable
 from braid.model.ids import Revision
@@ -22,8 +27,20 @@ SegmentKey = tuple[str, str]
 """A topic's path and a segment's descriptor."""
 
 MAX_TRIES: Final = 5
+SWAPS_TOGETHER: Final = 32
+"""Records in one transaction. A larger one keeps other writers of the store waiting, and more of it is written again if
+one record has changed."""
 
 _log: Final = logging.getLogger(__name__)
+
+
+class Swap(NamedTuple):
+    """One record that is to be replaced, as `Owners.swap` does."""
+
+    name: SegmentName
+    revision: Revision
+    record: Ownership
+    conditions: tuple[Condition, ...] = ()
 
 
 class Owners:
@@ -94,6 +111,48 @@ class Owners:
             if (entry.revision if entry is not None else 0) != revision:
                 return None
         raise MetadataUncertain(f"it is not known whether the ownership of {name} was changed; look, then try again")
+
+    async def swap_all(self, swaps: Sequence[Swap]) -> list[Revision | None]:
+        """Replace several records, with few transactions. Returns for each what `swap` returns. `MetadataUncertain` if
+        it is not known which of them were written."""
+        revisions: list[Revision | None] = []
+        for group in grouped(swaps):
+            revision = await self._swap_group(group)
+            if revision is not None:
+                revisions += [revision] * len(group)
+            else:
+                alone = (self.swap(each.name, each.revision, each.record, conditions=each.conditions) for each in group)
+                revisions += await asyncio.gather(*alone)
+        return revisions
+
+    async def _swap_group(self, group: Sequence[Swap]) -> Revision | None:
+        """Replace all records of the group, or none."""
+        if len(group) == 1:
+            return None
+        keys = [paths.ownership(each.name.topic.path, each.name.descriptor) for each in group]
+        result = await self.view.store.txn(
+            [*(Compare(key, each.revision) for key, each in zip(keys, group, strict=True)), *_shared(group)],
+            [Put(key, each.record.to_json()) for key, each in zip(keys, group, strict=True)],
+        )
+        return result.revision if result.succeeded else None
+
+
+def grouped(swaps: Sequence[Swap]) -> Iterator[Sequence[Swap]]:
+    """Divide swaps, in their order, into groups that fit into one transaction each."""
+    group: list[Swap] = []
+    for each in swaps:
+        fits = len(group) < SWAPS_TOGETHER and len(group) + 1 + len(_shared([*group, each])) <= MAX_TXN_OPERATIONS
+        if group and not fits:
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _shared(group: Sequence[Swap]) -> dict[Condition, None]:
+    """Return the conditions of all swaps, each once."""
+    return dict.fromkeys(condition for each in group for condition in each.conditions)
 
 
 def _identify(key: str) -> SegmentKey | None:

@@ -17,7 +17,7 @@ from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.placement import Tally
 from braid.metadata.store import Compare
 from braid.metadata.view import Known
-from braid.model.cluster import BrokerState, BrokerView, ClusterLoad, SegmentPlacement, SegmentRef
+from braid.model.cluster import REPLICAS, BrokerState, BrokerView, ClusterLoad, SegmentPlacement, SegmentRef
 from braid.model.layout import SegmentInfo
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
@@ -141,14 +141,22 @@ def taken(topics: KnownTopics, owners: Owners, members: Members, downtime: Downt
         if (record := known.value).state is not OwnershipState.SEALED
         for broker in (record.owner, *record.replicas, *coming_replicas(record))
     }
+    all_topics = topics.all()
+    replicated = any(each.policies.replicas > 1 for each in all_topics.values()) or any(
+        coming_replicas(each.value) for each in records.values()
+    )
     brokers = {
         id_: BrokerView(
-            id=id_, address=found.address, state=broker_state(id_, members, owning), labels=dict(found.labels)
+            id=id_,
+            address=found.address,
+            state=broker_state(id_, members, owning),
+            labels=dict(found.labels),
+            outdated=replicated and REPLICAS not in found.features,
         )
         for id_, found in sorted(members.brokers.all().items())
     }
     return Snapshot(
-        topics=topics.all(),
+        topics=all_topics,
         records=records,
         brokers=brokers,
         unreadable=owners.table.all_unreadable(),

@@ -63,11 +63,13 @@ class BrokerView(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     live: bool = True
     """Whether it holds its lease."""
+    outdated: bool = False
+    """Whether its version does not know what the cluster uses: it would serve a replicated segment alone."""
 
     @property
     def available(self) -> bool:
         """Whether segments may be given to it."""
-        return self.live and self.state is BrokerState.ACTIVE
+        return self.live and self.state is BrokerState.ACTIVE and not self.outdated
 
     @property
     def rack(self) -> str:

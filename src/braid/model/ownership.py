@@ -117,7 +117,8 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     failures: tuple[OpeningFailure, ...] = ()
     """The brokers that could not open the segment since it was served last, in the order of their ids."""
     ended_at: Offset | None = None
-    """Where the log ends for ever: no owner appends at or after this offset. None: it goes on."""
+    """Where the log ends for ever: no owner appends at or after this offset. None: it goes on. It says what the catalog
+    says, also after an accepted loss."""
     inherited: int = 0
     """The transition whose parents' producer tables this segment has; 0: none."""
     replicas: tuple[str, ...] = ()
@@ -125,7 +126,8 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     write_quorum: int = 1
     """How many replicas must hold a record before it is confirmed."""
     elected: LogPosition | None = None
-    """Of an assigned segment: what its owner's disk must hold, by the vote. None: there was no vote."""
+    """Of an assigned segment: what its owner's disk must hold, by the vote. None: there was no vote. Of a recovering
+    segment: the same, of an owner that did not come to serve; that owner alone may win the next vote."""
     change: ReplicaChange | None = None
     """What the replicas are to become. The leader writes it; the owner carries it out. It ends with the owner's epoch:
     the leader then decides anew."""
@@ -199,7 +201,9 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     def recovering(self, *, accept_loss: bool = False, given_up: Collection[str] = ()) -> Ownership:
         """Ask the replicas to vote in the next epoch, because the owner is gone or cannot open the segment; the leader
         does this. What was asked for or accepted before does not count any more. With `accept_loss`, fewer votes than
-        needed suffice."""
+        needed suffice. An owner that was elected and did not come to serve has confirmed nothing, so `elected` stays:
+        what its disk holds is still the whole log. It does not stay if replicas were given up for it that may be back
+        now, and hold more."""
         if self.clean or not self.replicas:
             raise BrokenInvariant(f"I3: a segment that is {self.state.value} cannot recover: it has nothing to vote on")
         return self._to(
@@ -207,7 +211,7 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             epoch=Epoch(self.epoch + 1),
             move=None,
             change=None,
-            elected=None,
+            elected=None if self.given_up else self.elected,
             accept_loss=accept_loss,
             given_up=tuple(sorted(given_up)),
         )
@@ -286,9 +290,12 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             return self._to(OwnershipState.SERVING, move=None, refusal=refusal)
         return self._taken(move=None, refusal=refusal)
 
-    def serving(self, holders: tuple[str, ...] = ()) -> Ownership:
+    def serving(self, holders: tuple[str, ...] = (), end: Offset | None = None) -> Ownership:
+        """Note that the owner serves the segment; the owner does this. `end` is where its log ends, if it has ended: an
+        accepted loss may have taken the last records of a log that had ended."""
         return self._to(
             OwnershipState.SERVING,
+            ended_at=end if self.ended_at is not None and end is not None else self.ended_at,
             holders=holders,
             clean=False,
             accept_loss=False,

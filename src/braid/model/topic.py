@@ -131,6 +131,21 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             if not least <= getattr(self, name) <= most:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}; it must be {least} to {most}")
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know before a broker is lost, in sentences; empty: replicas take over by themselves,
+        or there are none, or the topic's policy goes on."""
+        if self.replicas == 1 or self.on_owner_loss is OwnerLoss.CONTINUE or 1 < self.write_quorum < self.replicas:
+            return ()
+        if self.write_quorum == 1:
+            cause = "1 replica confirms a record, so a record may be on its owner's disk alone"
+        else:
+            cause = f"all {self.replicas} replicas must confirm a record"
+        return (
+            f"{cause}: a segment whose owner is lost does not fail over by itself. It waits for that broker, or for "
+            "`braid topic recover --accept-loss`. With 3 replicas of which 2 confirm, the others take over",
+        )
+
 
 class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The policies that a caller gives; the others stay as they are."""

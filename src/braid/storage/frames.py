@@ -66,6 +66,9 @@ class LogFrames:
         before the first local file, or inside a batch: it cannot go on from here."""
         if not self._log.base_offset <= position.end <= self._log.end:
             return None
+        if not position.epoch and any(file.base_offset == position.end for file in self._log.files):
+            # A copy without a batch begins with a file. Control batches at the end of the file before are in chunks.
+            return FramePlace(position.end, 0)
         for file in self._log.files:
             if file.next_offset >= position.end:
                 found = await self._search(file, position)

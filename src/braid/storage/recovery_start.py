@@ -64,6 +64,7 @@ def resolve_recovery_start(
     local: LocalEvidence | None,
     accept_loss: bool = False,
     elected: LogPosition | None = None,
+    replicated: bool = False,
 ) -> Start:
     if frontier is None:
         if local is not None or sealed is not None:
@@ -91,6 +92,11 @@ def resolve_recovery_start(
         return Start(frontier.next_offset, RecoverySource.CHUNKS)
     if accept_loss:
         return Start(frontier.next_offset, RecoverySource.CHUNKS, loss_accepted=True)
+    if replicated:
+        raise RecoveryUnsafe(
+            f"the owner of epoch {frontier.last_writer} did not seal this log, and its files are not on this disk. "
+            f"Chunks reach offset {frontier.next_offset}; replicas that hold what was confirmed beyond are to vote"
+        )
     raise RecoveryUnsafe(
         f"the owner of epoch {frontier.last_writer} did not seal this log, and its files are not here. Chunks reach "
         f"offset {frontier.next_offset}; what it confirmed beyond is on its disk only ({frontier.holder} was the last "

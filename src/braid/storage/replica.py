@@ -208,6 +208,10 @@ class ReplicaStorage:
         catalog = Catalog(self._context.store, *self._keys)
         await catalog.load()
         found = await self._recover()
+        if found.files and found.files[0].base_offset > catalog.next_offset:
+            # Nobody has what is between chunks and files: a removal of this copy did not come to its end.
+            await self._begin_anew()
+            found = RecoveredLog()
         if found.next_offset < catalog.next_offset:
             # It was never counted for what chunks hold and it does not: a member stays one.
             await self._remove_files()

@@ -31,7 +31,7 @@ from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
 from braid.ports.disk import FolderLock, lock_folder
 from braid.ports.tasks import completed
-from braid.storage.chunk import Footer, Index
+from braid.storage.chunk import Footer, Index, read_footer
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Catalog, ChunkDescriptor, ProducerObject, SealedState
 from braid.storage.history.compaction import check_joined, chosen, may_go
@@ -115,11 +115,12 @@ class SegmentStorage:
         elected: LogPosition | None = None,
         replicate: Callable[[Log, Catalog], Awaitable[None]] | None = None,
         conditions: Sequence[Condition] = (),
-        operations: Sequence[Operation] = (),
+        operations: Callable[[Offset | None], Sequence[Operation]] = lambda _end: (),
         on_complete: Rider = lambda: ((), ()),
     ) -> SegmentStorage:
-        """Open a segment in this epoch. `conditions` and `operations` become part of the transaction that begins the
-        ownership, and what `on_complete` returns becomes part of the one after which chunks hold a log that has ended.
+        """Open a segment in this epoch. `conditions`, and what `operations` returns for the end of a log that has
+        ended, or for None, become part of the transaction that begins the ownership. What `on_complete` returns becomes
+        part of the one after which chunks hold a log that has ended.
 
         Of a segment with replicas, `elected` is what a vote says that this broker holds, if there was one. `replicate`
         begins to copy the log to the followers, and returns when enough of them hold its first batch."""
@@ -335,7 +336,7 @@ class SegmentStorage:
             total -= sum(chunk.size for chunk in old)
             closed = closed[: expired(aged, policy, total_bytes=total, now_us=now_us, needed_from=needed_from)]
             if closed:
-                await self.catalog.skip_to(closed[-1].next_offset)
+                await self.catalog.skip_to(closed[-1].next_offset, await self._producers_of(closed[-1]))
             gone += closed
         self.log.forget_files({file.name for file in gone})
         self._leaving += [file.name for file in gone]
@@ -343,6 +344,15 @@ class SegmentStorage:
             await self._remove_files([name])
             self._leaving = [each for each in self._leaving if each != name]
         return len(old) + len(gone)
+
+    async def _producers_of(self, file: WalFile) -> bytes:
+        """Return what a closed file knows of producers, as far as a log that continues this one would need it."""
+        opened = await self._context.disk.open(f"{self.log.folder}/{file.name}")
+        try:
+            footer = await read_footer(opened, file.size)
+        finally:
+            await opened.close()
+        return b"".join(footer.producers.handed_on().rows())
 
     def _closed_history(self) -> list[WalFile]:
         """Return the closed files that are history themselves, because no chunk is."""
@@ -483,7 +493,7 @@ async def _begin(
     start: Start,
     replicate: Callable[[Log, Catalog], Awaitable[None]] | None,
     conditions: Sequence[Condition],
-    operations: Sequence[Operation],
+    operations: Callable[[Offset | None], Sequence[Operation]],
 ) -> Revision:
     """Open the log and say in the catalog that this owner has begun; returns the revision of that.
 
@@ -496,10 +506,11 @@ async def _begin(
             raise  # Other replicas can serve the log, and its followers are not asked what is confirmed.
         if start.source is not RecoverySource.LOCAL or not log.is_full:
             raise
-        return await catalog.hold(conditions, operations)
+        return await catalog.hold(conditions, operations(None))
     if replicate is not None:
         await replicate(log, catalog)
-    return await catalog.begin(conditions, operations, first=log.end, end=log.end if log.sealed else None)
+    end = log.end if log.sealed else None
+    return await catalog.begin(conditions, operations(end), first=log.end, end=end)
 
 
 def _link(context: StorageContext) -> Callable[[str, str], Awaitable[None]] | None:

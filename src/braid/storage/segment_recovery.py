@@ -54,6 +54,7 @@ async def recover_segment(
         local=_evidence(found),
         accept_loss=accept_loss,
         elected=elected,
+        replicated=replicated,
     )
     from_history = start.source in (RecoverySource.SEALED, RecoverySource.CHUNKS)
     if context.mode is StorageMode.LOCAL and from_history and not accept_loss:

@@ -148,6 +148,9 @@ class TopicReplicasDescription(Struct, frozen=True, kw_only=True, rename="camel"
     replicas: Annotated[int, Meta(description="That each segment is to have.")]
     write_quorum: Annotated[int, Meta(description="That are to confirm a record, the owner included.")]
     segments: dict[SegmentId, SegmentReplicas]
+    warnings: Annotated[
+        tuple[str, ...], Meta(description="What these numbers mean when a broker is lost, where that may surprise.")
+    ] = ()
 
 
 # Calls.
@@ -203,6 +206,7 @@ async def _replicas(services: CallServices, name: TopicName, topic: Topic) -> To
             )
             for id_, info in topic.layout.segments.items()
         },
+        warnings=topic.policies.warnings,
     )
 
 

@@ -52,6 +52,9 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     replicas: Annotated[
         dict[SegmentId, tuple[str, ...]], Meta(description="The brokers with copies of segments that are replicated.")
     ] = {}
+    warnings: Annotated[
+        tuple[str, ...], Meta(description="What these policies mean when a broker is lost, where that may surprise.")
+    ] = ()
 
     @classmethod
     def of(cls, name: TopicName, topic: Topic, records: Mapping[SegmentId, Ownership | None]) -> TopicDescription:
@@ -66,6 +69,7 @@ class TopicDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             created_at=topic.created_at,
             owners=_owners(records),
             replicas={id_: each.replicas for id_, each in records.items() if each is not None and each.replicas},
+            warnings=topic.policies.warnings,
         )
 
 
@@ -472,6 +476,7 @@ class ChangedLayout(Struct, frozen=True, rename="camel"):
 class TransitionDescription(Struct, frozen=True, kw_only=True, rename="camel"):
     """A change of the layout that is under way."""
 
+    id: Annotated[int, Meta(description="Random: names this change, and no other.")]
     step: TransitionStep
     parents: tuple[SegmentId, ...]
     children: dict[SegmentId, HashRange]
@@ -511,6 +516,7 @@ class LayoutDescription(Struct, frozen=True, kw_only=True, rename="camel"):
             transition=None
             if change is None
             else TransitionDescription(
+                id=change.id,
                 step=change.step,
                 parents=change.parents,
                 children=change.ranges,

@@ -52,6 +52,8 @@ from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.ownership import OwnershipState
 from braid.model.topic import PolicyChanges, Topic, TopicPolicies
 
+START_WAIT_S: Final = 3.0
+"""How long a call for replicas waits for brokers that are about to register."""
 CREATE_WAIT_S: Final = 5.0
 
 _log: Final = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class CreateTopic(OnTopic, frozen=True, rename="camel"):
 
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
         name, policies = self.name, self.policies.apply(TopicPolicies())
-        _check_replicas(services, name, policies)
+        await _check_replicas(services, name, policies)
         if not any(services.members.is_active(broker) for broker in services.members.brokers.all()):
             raise NotServing(f"topic {name} cannot be created: no broker may be given segments; start or activate one")
         try:
@@ -131,7 +133,7 @@ class UpdateTopic(OnTopic, frozen=True, rename="camel"):
 
     async def run(self, services: CallServices, principal: Principal) -> TopicDescription:
         name = self.name
-        _check_replicas(services, name, self.policies.apply(services.topics.get(name.path).policies))
+        await _check_replicas(services, name, self.policies.apply(services.topics.get(name.path).policies))
         topic = await services.topics.update(name, self.policies, self.topic_id)
         given = msgspec.json.encode(self.policies).decode()
         _log.info("%s changed policies of topic %s: %s", principal.name, name, given)
@@ -226,16 +228,22 @@ class ReplaceChunks(OnTopic, frozen=True):
         return {"topic": str(name), "segment": self.segment, "chunks": chunks}
 
 
-def _check_replicas(services: CallServices, name: TopicName, policies: TopicPolicies) -> None:
-    """Refuse a replicated topic that a broker of this cluster would not understand, or that could confirm nothing."""
+async def _check_replicas(services: CallServices, name: TopicName, policies: TopicPolicies) -> None:
+    """Refuse a replicated topic that a broker of this cluster would not understand, or that could confirm nothing. Wait
+    a moment for brokers first: those that are started together do not register at the same time."""
     if policies.replicas == 1:
         return
-    brokers = services.members.brokers.all()
-    active = sum(map(services.members.is_active, brokers))
-    if active < policies.write_quorum:
+    members = services.members
+
+    def active() -> int:
+        return sum(map(members.is_active, members.brokers.all()))
+
+    await services.owners.view.until(lambda: active() >= policies.write_quorum, START_WAIT_S)
+    brokers, count = members.brokers.all(), active()
+    if count < policies.write_quorum:
         raise InvalidArgument(
             f"topic {name} cannot be replicated: {policies.write_quorum} replicas confirm a record, and "
-            f"{active} {'broker is' if active == 1 else 'brokers are'} active; start more, or ask for fewer replicas"
+            f"{count} {'broker is' if count == 1 else 'brokers are'} active; start more, or ask for fewer replicas"
         )
     for broker, registration in sorted(brokers.items()):
         if REPLICAS not in registration.features:

@@ -16,11 +16,16 @@ from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.store import Compare, Lease, Put, Store
 from braid.model.cluster import RACK, REPLICAS, TRANSITIONS, BrokerState, Registration
-from braid.model.errors import InvalidConfig, LeaseLost, MetadataError
+from braid.model.errors import InvalidConfig, LeaseLost, MetadataError, MetadataUncertain
 from braid.model.ids import Revision
 from braid.ports.clock import Clock
 
 REGISTER_RETRY_S: Final = 0.05
+LEASES_OF_PREDECESSOR: Final = 2
+"""So many times the lease of a broker that was killed may last: etcd gives every lease its whole time again when
+another of its servers leads."""
+MARGIN_S: Final = 1.0
+"""A store looks for leases that have ended only now and then."""
 
 
 class BrokerRegistration:
@@ -44,15 +49,11 @@ class BrokerRegistration:
         return self._keeper.lease
 
     async def register(self) -> None:
-        """Register under a new lease. If a broker of the same id was killed, wait as long as its lease may last."""
+        """Register under a new lease. If a broker of the same id was killed, wait as long as its lease may last. The
+        store may grant a longer lease than it was asked for."""
         lease = await self._store.grant_lease(self._config.lease_ttl_s)
-        record = self._record(BrokerState.ACTIVE)
-        give_up_at = self._clock.monotonic() + self._config.lease_ttl_s
-        while True:
-            put = Put(self._key, record.to_json(), lease.id)
-            result = await self._store.txn([Compare(self._key, Revision(0))], [put])
-            if result.succeeded:
-                break
+        give_up_at = self._clock.monotonic() + LEASES_OF_PREDECESSOR * lease.ttl_s + MARGIN_S
+        while not await self._has_registered(lease):
             if self._clock.monotonic() >= give_up_at:
                 await lease.revoke()
                 raise InvalidConfig(
@@ -62,6 +63,15 @@ class BrokerRegistration:
             await lease.renew()
         self._keeper = LeaseKeeper(lease, self._clock)
         self._keeper.start()
+
+    async def _has_registered(self, lease: Lease) -> bool:
+        """Write the registration, if there is none of this id; tell whether it stands under this lease."""
+        put = Put(self._key, self._record(BrokerState.ACTIVE).to_json(), lease.id)
+        try:
+            return (await self._store.txn([Compare(self._key, Revision(0))], [put])).succeeded
+        except MetadataUncertain:
+            entry = await self._store.get(self._key)
+            return entry is not None and entry.lease == lease.id
 
     async def announce(self, state: BrokerState) -> Revision:
         """Write another state into the registration; return the revision of that write."""

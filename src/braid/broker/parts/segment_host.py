@@ -35,7 +35,6 @@ class SegmentHost:
         topics, owners, members, peers = cluster.topics, cluster.owners, cluster.members, cluster.peers
         self.housekeeper = Housekeeper()
         self.copies = Copies(storage, owners)
-        self.incoming = IncomingHistory(storage, topics, self.copies)
         self.manifests = TopicManifests(topics, storage.objects, lambda path: bool(self.segments.of_topic(path)))
         self._cluster = cluster
         self._reads: dict[str, asyncio.Semaphore] = {}
@@ -48,6 +47,7 @@ class SegmentHost:
             ended=lambda name: self.segments.ended(name),
             on_sync=metrics.sync_latency_s.observe,
         )
+        self.incoming = IncomingHistory(storage, topics, self.copies, self.replicas.settled)
         self.segments = Segments(
             storage,
             config,
@@ -68,7 +68,8 @@ class SegmentHost:
             topics,
             owners,
             members,
-            self.replicas,
+            storage.clock,
+            self.replicas.promise,
             cluster.stream_peers.call,
             lambda: cluster.leader.fence,
         )
@@ -94,8 +95,8 @@ class SegmentHost:
             if self._storage.mode is StorageMode.LOCAL and catalog.objects and known is not None:
                 await self._outgoing.copy(name, topic_id, follower, catalog.objects, known.revision)
 
-        call = self._cluster.stream_peers.call
-        return Replication(self._storage, owners, name, topic_id, record, call, bring_history, self._reads_for)
+        peers = self._cluster.stream_peers
+        return Replication(self._storage, owners, name, topic_id, record, peers, bring_history, self._reads_for)
 
     def _reads_for(self, follower: str) -> asyncio.Semaphore:
         return self._reads.setdefault(follower, asyncio.Semaphore(MAX_READS))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import braid
@@ -36,6 +36,7 @@ from braid.model.errors import (
 from braid.ports.disk import Buffer
 from braid.ports.network import Network
 from braid.wire.address import parse_address
+from braid.wire.frame import Frame
 from braid.wire.link import Link, connect_link
 from braid.wire.operations import Kind, PeerReply, PeerRequest, Topology, decode, encode
 
@@ -45,6 +46,9 @@ CONNECT_TIMEOUT_S: Final = 5.0
 MAX_IN_FLIGHT: Final = 64
 """Requests to one broker. Pieces of history are a megabyte each."""
 IDLE_S: Final = 60.0
+
+OnAnswer = Callable[[Any, BraidError | None], None]
+"""Gets the answer, or the error."""
 
 
 async def cluster_secret(store: Store) -> str:
@@ -109,6 +113,40 @@ class Peers:
         except TimeoutError as error:
             raise TimedOut(f"broker {broker_id} did not answer {name} within {timeout_s:g} s") from error
         return decode(PeerReply, frame.body).result
+
+    def post(
+        self, broker_id: str, name: str, arguments: Arguments, payload: Sequence[Buffer], on_answer: OnAnswer
+    ) -> bool:
+        """Send a call immediately, without a task; False if the link is not ready for it. `on_answer` is called once,
+        in the iteration of the loop in which the answer comes, or the link is lost. The caller looks at the time and
+        bounds how much is under way."""
+        peer = self._peers.get(broker_id)
+        if peer is None or not peer.link.done() or not peer.usable:
+            return False
+        link = peer.link.result()
+        if link.connection.congested:
+            return False
+        peer.users += 1
+
+        def on_reply(frame: Frame | None, error: BraidError | None) -> None:
+            peer.users -= 1
+            peer.used_at = asyncio.get_running_loop().time()
+            if frame is None or error is not None:
+                on_answer(None, error or ConnectionLost(f"the link to broker {broker_id} ended"))
+            else:
+                on_answer(decode(PeerReply, frame.body).result, None)
+
+        link.call(Kind.PEER, encode(PeerRequest(name, arguments)), payload, on_reply)
+        return True
+
+    async def ready(self, broker_id: str) -> None:
+        """Return when `post` works, if it is called before anything else."""
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S), self._peer(broker_id) as peer:
+                link = await _connected(peer, broker_id)
+                await link.connection.drained()
+        except TimeoutError as error:
+            raise TimedOut(f"broker {broker_id} takes nothing for {CALL_TIMEOUT_S:g} s") from error
 
     async def close(self) -> None:
         """Close all links. Closing twice is fine."""

@@ -49,6 +49,8 @@ class _Copy:
         """The stream whose pieces are taken: the epoch of its owner, and its number."""
         self.covered = Offset(0)
         """Chunks hold everything below this offset, as the owner said last."""
+        self.dropped = Offset(0)
+        """Files below this offset are removed."""
 
 
 class ReplicaCopies:
@@ -73,6 +75,7 @@ class ReplicaCopies:
         self._here: set[SegmentName] = set()
         """Segments of which this disk may hold a copy."""
         self._removing = TaskScope[SegmentName]()
+        self._dropping = TaskScope[SegmentName]()
         self._closed = False
 
     def answer(self, calls: PeerCalls) -> None:
@@ -80,7 +83,7 @@ class ReplicaCopies:
         calls.register("copy_begin", self.begin)
         calls.register("copy_cut", self.cut)
         calls.register("copy_reset", self.reset)
-        calls.register_with_payload("copy_append", self.append)
+        calls.register_with_payload("copy_append", self.append, shielded=False)
         calls.register("copy_admit", self.admit)
         calls.register("copy_promise", self.promise)
 
@@ -102,6 +105,7 @@ class ReplicaCopies:
         """Close all copies in order."""
         self._closed = True
         await self._removing.cancel()
+        await self._dropping.cancel()
         await all_of(self.release(name) for name in list(self._open))
 
     # What owners ask.
@@ -145,13 +149,23 @@ class ReplicaCopies:
         piece = payload if isinstance(payload, memoryview | bytearray) else bytearray(payload)
         number = storage.apply(epoch, Offset(arguments["file_base"]), piece)
         held = await storage.held(number)
-        covered = Offset(arguments["covered"])
-        if covered > copy.covered:
-            async with self._locks.of(str(name)):  # The oldest files go first, also if two pieces tell of them.
-                self._in_session(name, epoch, arguments["session"])
-                copy.covered = covered
-                await storage.drop_covered(covered)
+        copy.covered = max(copy.covered, Offset(arguments["covered"]))
+        if copy.covered > copy.dropped and name not in self._dropping:
+            self._dropping.start(name, self._drop_covered(name), name=f"drop files of {name}")
         return {"position": _told(held)}
+
+    async def _drop_covered(self, name: SegmentName) -> None:
+        """Remove the files that the copy needs no longer. The owner's next piece repeats what has failed."""
+        async with self._locks.of(str(name)):
+            copy = self._open.get(name)
+            if copy is None:
+                return
+            try:
+                covered = copy.covered
+                await copy.storage.drop_covered(covered)
+                copy.dropped = covered
+            except BraidError as error:
+                _log.warning("files of the copy of %s could not be removed yet: %s", name, error)
 
     async def admit(self, arguments: Arguments) -> None:
         """Note that the copy holds everything that is confirmed: from now on it is a witness."""
@@ -188,6 +202,13 @@ class ReplicaCopies:
         async with self._locks.of(str(name)):
             if (copy := self._open.pop(name, None)) is not None:
                 await copy.storage.close()
+
+    async def settled(self, name: SegmentName, revision: Revision) -> None:
+        """Return when no copy of the segment is being removed. If its record of this revision names this broker, none
+        will be removed from now on: what is listed after this stays."""
+        await self._owners.view.caught_up(revision)
+        async with self._locks.of(str(name)):
+            return
 
     async def drop_topic(self, path: str) -> None:
         """Close the copies of a topic whose files are about to be removed."""
@@ -264,7 +285,9 @@ class ReplicaCopies:
         if record is None:
             return self._owners.unreadable(name) is None and self._topics.unreadable(name.topic.path) is None
         here = self._context.broker_id
-        return record.state is OwnershipState.SERVING and record.owner != here and not record.keeps_copy(here)
+        is_target = record.move is not None and record.move.to == here  # Also of a segment without replicas.
+        needed = here == record.owner or is_target or record.keeps_copy(here)
+        return record.state is OwnershipState.SERVING and not needed
 
     async def _remove(self, name: SegmentName) -> None:
         while self._may_go(name):

@@ -27,7 +27,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
-from braid.broker.replicas.stream import Call, FollowerStream, StreamSource
+from braid.broker.replicas.stream import FollowerCalls, FollowerStream, StreamSource
 from braid.cluster.owners import Owners
 from braid.metadata.view import Known
 from braid.model.errors import BraidError, Fenced, MetadataError, NotEnoughReplicas
@@ -40,7 +40,7 @@ from braid.storage.context import StorageContext, StorageMode
 from braid.storage.frames import LogFrames
 from braid.storage.history.catalog import Catalog
 from braid.storage.log.log import Log
-from braid.storage.log.store import WrittenGroup
+from braid.storage.log.store import PlacedGroup
 
 BEGIN_S: Final = 10.0
 """How long an opening waits for followers. Then it is tried again, in the next epoch."""
@@ -59,7 +59,7 @@ class Replication:
         name: SegmentName,
         topic_id: int,
         record: Ownership,
-        call: Call,
+        calls: FollowerCalls,
         bring_history: Callable[[str, Catalog], Awaitable[None]],
         reads: Callable[[str], asyncio.Semaphore],
     ) -> None:
@@ -71,7 +71,7 @@ class Replication:
         self._topic_id = topic_id
         self._record = record
         """As this owner has seen or written it last."""
-        self._call = call
+        self._calls = calls
         self._bring_history = bring_history
         self._reads = reads
         self._log: Log | None = None
@@ -88,7 +88,7 @@ class Replication:
     async def begin(self, log: Log, catalog: Catalog) -> None:
         """Stream the log; return when enough replicas hold its first batch. Called by the log's opening."""
         self._log, self._catalog = log, catalog
-        log.on_group = self._on_group
+        log.watch(self._on_start, self._on_written)
         self._follow_set()
         self._count()
         if log.sealed:
@@ -126,7 +126,10 @@ class Replication:
             log, stream = self._log, self._streams.get(target)
             assert log is not None
             held = stream.held if stream is not None and stream.counts and stream.member else None
-            if stream is not None and held is not None and (held == log.position or 0 < stream.lag_bytes <= lag_bytes):
+            # A copy may hold more: batches that this broker's disk is writing, or that found no room on it.
+            if held is not None and (
+                held.rank >= log.position.rank or 0 < self._streams[target].lag_bytes <= lag_bytes
+            ):
                 return held
             await self._news.wait()
 
@@ -150,7 +153,7 @@ class Replication:
         """Stop streaming. The log rises no more."""
         self._stopped = True
         if self._log is not None:
-            self._log.on_group = None
+            self._log.watch(None)
         await self._tasks.cancel()
         self._streams.clear()
         self._begun.cancel()
@@ -177,7 +180,7 @@ class Replication:
             log=self._log,
             catalog=self._catalog,
             frames=LogFrames(self._log, self._context.handles),
-            call=self._call,
+            calls=self._calls,
             covered=self._covered,
             bring_history=lambda follower: self._bring_history(follower, self._catalog),
             reads=self._reads,
@@ -206,11 +209,14 @@ class Replication:
             raise Fenced(f"{self._name} has another owner")
         return known.revision
 
-    def _on_group(self, written: WrittenGroup) -> None:
+    def _on_start(self, placed: PlacedGroup) -> None:
         for stream in self._streams.values():
-            stream.on_group(written)
-        if self._record.write_quorum == 1:
-            self._count()
+            stream.on_start(placed)
+
+    def _on_written(self) -> None:
+        for stream in self._streams.values():
+            stream.on_written()
+        self._count()
 
     # What counts.
 
@@ -270,8 +276,8 @@ class Replication:
         return replicated_end(ends, quorum)
 
     def _sealed(self, replicas: tuple[str, ...]) -> int:
-        """Return how many replicas hold the log's seal. `Log.seal` waits for this broker's own disk itself."""
-        held = (self._streams[each].held for each in self._in_sync(replicas) if each in self._streams)
+        """Return how many members hold the log's seal. `Log.seal` waits for this broker's own disk itself."""
+        held = (self._streams[each].held for each in self._counting(replicas) if each in self._streams)
         return 1 + sum(position is not None and position.sealed for position in held)
 
     def _shortage(self) -> str:

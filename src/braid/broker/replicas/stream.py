@@ -8,8 +8,10 @@
 The owner sends ahead, up to the credit that the follower has granted. So the follower syncs one piece while the next
 one is under way. Each answer says how far the follower's disk has come, and `on_held` hears of it.
 
-A stream that has caught up sends each group of batches from memory, in the iteration of the loop in which the owner's
-own disk has it. Otherwise it reads the owner's files.
+A stream that has caught up sends each group of batches from memory, when the owner's disk begins to write it: all
+disks of a segment sync at the same time. Otherwise the stream reads the owner's files. So a copy may hold batches that
+the owner's disk does not have. They do not count: nothing is confirmed before the owner's own disk has it. If the owner
+dies first, they are an unconfirmed tail like any other.
 
 Any failure ends the session. What the follower held does not count any more until the next session shows it: its disk
 may have been replaced in between. The next session begins after a pause, or as soon as the follower registers anew.
@@ -19,23 +21,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from braid.model.errors import BraidError, Fenced, FileMissing, LogDamaged, NotServing, OutOfSequence
+from braid.model.errors import (
+    BraidError,
+    Fenced,
+    FileMissing,
+    LogDamaged,
+    NotServing,
+    OutOfSequence,
+    TimedOut,
+    quote,
+)
 from braid.model.ids import Offset
 from braid.model.log.epochs import begin_epoch, parting
 from braid.model.log.replication import FollowerStatus, LogPosition
 from braid.model.names import SegmentName
 from braid.ports.disk import Buffer
-from braid.ports.tasks import cancel
 from braid.storage.frames import BatchMark, FramePlace, LogFrames
 from braid.storage.history.catalog import Catalog
 from braid.storage.log.log import Log
-from braid.storage.log.store import WrittenGroup
+from braid.storage.log.store import PlacedGroup
 
 PIECE_BYTES: Final = 1 << 20
 """A follower syncs each piece by itself. Larger pieces gain nothing, and delay other segments on the same link."""
@@ -49,6 +60,8 @@ FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 10.0
 """A follower that registers is tried immediately, so this is for followers that are there and do not answer well."""
 
+_sessions: Final = itertools.count(1)
+"""Numbers of all streams of this process: a follower that leaves and comes back in one epoch gets another number."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -60,6 +73,24 @@ class Call(Protocol):
     ) -> Any: ...
 
 
+class FollowerCalls(Protocol):
+    """Calls to other brokers (`Peers`)."""
+
+    @property
+    def call(self) -> Call: ...
+
+    async def ready(self, broker_id: str) -> None: ...
+
+    def post(
+        self,
+        broker_id: str,
+        name: str,
+        arguments: dict[str, Any],
+        payload: Sequence[Buffer],
+        on_answer: Callable[[Any, BraidError | None], None],
+    ) -> bool: ...
+
+
 class StreamSource(msgspec.Struct, frozen=True):
     """What all streams of one segment send."""
 
@@ -68,7 +99,7 @@ class StreamSource(msgspec.Struct, frozen=True):
     log: Log
     catalog: Catalog
     frames: LogFrames
-    call: Call
+    calls: FollowerCalls
     covered: Callable[[], Offset]
     """Below this offset, followers need no files any more."""
     bring_history: Callable[[str], Awaitable[None]]
@@ -98,7 +129,7 @@ class FollowerStream:
         self._source = source
         self._revision = revision
         self._on_held = on_held
-        self._session = 0
+        self._session = next(_sessions)
         self._credit = 0
         self._place: FramePlace | None = None
         """What is sent next; None while no session has begun."""
@@ -111,7 +142,14 @@ class FollowerStream:
         self._failure: BraidError | None = None
         self._retry = asyncio.Event()
         """Ends the pause before the next session."""
-        self._calls: set[asyncio.Task[None]] = set()
+        self._permits: list[asyncio.Semaphore] = []
+        """For each piece under way that was read from a file."""
+        self._answers = 0
+        """Counts the answers to pieces."""
+        self._is_fine = False
+        """Whether the follower has stored something since the last pause."""
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends a session in which nothing is answered. Only while something is under way."""
         self._told_covered = Offset(0)
 
     @property
@@ -130,7 +168,7 @@ class FollowerStream:
         if place is None:
             return sum(file.batch_bytes for file in files)
         unsent = sum(file.batch_bytes for file in files if file.base_offset >= place.file_base) - place.position
-        return self._unanswered_bytes + unsent
+        return max(self._unanswered_bytes + unsent, 0)
 
     @property
     def status(self) -> FollowerStatus:
@@ -150,20 +188,24 @@ class FollowerStream:
         while True:
             try:
                 await self._begin()
-                pause_s = FIRST_PAUSE_S
                 await self._send()
             except BraidError as error:
                 if str(error) != self.error:
                     level = logging.INFO if isinstance(error, Fenced) else logging.WARNING
                     _log.log(level, "%s: nothing is sent to %s: %s", self._source.name, self.follower, error)
                 self.error = str(error)
+            except Exception as error:
+                _log.exception("%s: the stream to %s broke", self._source.name, self.follower)
+                self.error = f"the stream broke: {quote(error)}"
             finally:
-                await self._end_session()
+                self._end_session()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._retry.wait()
             # A follower that has registered may need a moment until it answers.
-            pause_s = FIRST_PAUSE_S if self._retry.is_set() else min(2 * pause_s, MAX_PAUSE_S)
+            soon = self._retry.is_set() or self._is_fine
+            pause_s = FIRST_PAUSE_S if soon else min(2 * pause_s, MAX_PAUSE_S)
+            self._is_fine = False
             self._retry.clear()
 
     def on_member(self) -> None:
@@ -178,18 +220,23 @@ class FollowerStream:
         self._more.set()
         self._retry.set()
 
-    def on_group(self, written: WrittenGroup) -> None:
-        """Hear that the owner's disk has these batches."""
+    def on_start(self, placed: PlacedGroup) -> None:
+        """Hear that the owner's disk begins to write these batches. They are sent now, if everything before them was
+        sent. Otherwise they are read from the file, when it has them."""
+        size = placed.group.size
         if (
             self._waits
             and self._failure is None
-            and self._place == (written.file_base, written.start)
-            and self._may_send(written.group.size)
+            and self._place == (placed.file_base, placed.start)
+            and self._may_send(size)
+            and self._post(placed.file_base, placed.group.batches, size)
         ):
-            self._waits = False
-            self._push(written.file_base, written.group.batches, written.group.size)
-            self._place = FramePlace(written.file_base, written.start + written.group.size)
-        self._more.set()
+            self._place = FramePlace(placed.file_base, placed.start + size)
+
+    def on_written(self) -> None:
+        """Hear that the owner's disk has taken a group."""
+        if self._place is not None and self._place < self._source.frames.end:
+            self._more.set()
 
     def look(self) -> None:
         """Look whether something else is to be told: chunks hold more of the log."""
@@ -199,7 +246,6 @@ class FollowerStream:
 
     async def _begin(self) -> None:
         source = self._source
-        self._session += 1
         self._failure = None
         await source.bring_history(self.follower)
         state = await self._ask("copy_begin", revision=self._revision())
@@ -215,6 +261,8 @@ class FollowerStream:
             state = await self._cut(parted_at)
         if not await self._is_ours(state):
             state = await self._reset("its last batch is not the one of the log")
+        # The copy may hold batches that the disk here is still writing.
+        await source.log.written.reached(min(_position(state).end, source.log.end))
         place = await source.frames.after(_position(state))
         if place is None and source.log.base_offset > _position(state).end:
             state = await self._reset(f"it ends at {_position(state).end}, before the first file here")
@@ -263,7 +311,7 @@ class FollowerStream:
         return ours is None or ours == BatchMark(*state["last"])
 
     async def _ask(self, call: str, **arguments: Any) -> Any:
-        return await self._source.call(self.follower, call, {**self._about(), **arguments}, timeout_s=ANSWER_S)
+        return await self._source.calls.call(self.follower, call, {**self._about(), **arguments}, timeout_s=ANSWER_S)
 
     def _about(self) -> dict[str, Any]:
         source = self._source
@@ -283,12 +331,11 @@ class FollowerStream:
             if self._failure is not None:
                 raise self._failure
             assert self._place is not None
-            covered = source.covered()
             if self._may_send(1):
                 if await self._send_from_file(self._place):
                     continue
-                if covered > self._told_covered and not self._unanswered:
-                    self._push(self._place.file_base, [], 0)
+                if source.covered() > self._told_covered and not self._unanswered:
+                    await self._deliver(self._place.file_base, [], 0)
                     continue
                 self._waits = not self._more.is_set()
             await self._more.wait()
@@ -296,12 +343,14 @@ class FollowerStream:
 
     async def _send_from_file(self, place: FramePlace) -> bool:
         """Send the piece at this place, if something is written there."""
-        if place == self._source.frames.end:
+        if place >= self._source.frames.end:
             return False
         reads = self._source.reads(self.follower)
         await reads.acquire()
         try:
             piece = await self._source.frames.read(place, min(PIECE_BYTES, self._credit))
+            if piece is not None:
+                await self._deliver(piece.place.file_base, [piece.data], len(piece.data), reads)
         except FileMissing as error:  # Chunks have covered it meanwhile: the copy begins at the frontier.
             reads.release()
             raise FileMissing(f"{self.follower} was left behind: {error}") from error
@@ -311,8 +360,6 @@ class FollowerStream:
         if piece is None:
             reads.release()
             return False
-        task = self._push(piece.place.file_base, [piece.data], len(piece.data))
-        task.add_done_callback(lambda _: reads.release())
         self._place = piece.next
         return True
 
@@ -322,27 +369,59 @@ class FollowerStream:
             self._unanswered < MAX_UNANSWERED and self._unanswered_bytes + size <= self._credit
         )
 
-    def _push(self, file_base: Offset, batches: Sequence[Buffer], size: int) -> asyncio.Task[None]:
+    async def _deliver(
+        self, file_base: Offset, batches: Sequence[Buffer], size: int, reads: asyncio.Semaphore | None = None
+    ) -> None:
+        """Send a piece as soon as the link takes it. Nothing is awaited after that: the caller goes on at the next
+        place before a group can start."""
+        while not self._post(file_base, batches, size, reads):
+            await self._source.calls.ready(self.follower)
+
+    def _post(
+        self, file_base: Offset, batches: Sequence[Buffer], size: int, reads: asyncio.Semaphore | None = None
+    ) -> bool:
+        """Send a piece in this iteration of the loop; False if the link is not ready. Pieces leave in their order, and
+        an answer counts when it comes. `reads` is released with the answer, or with the session."""
+        session, covered = self._session, max(self._told_covered, self._source.covered())
+
+        def on_answer(answer: Any, error: BraidError | None) -> None:
+            if session == self._session:
+                self._on_answer(answer, error, size, reads)
+
+        arguments = {**self._about(), "file_base": file_base, "covered": covered}
+        if not self._source.calls.post(self.follower, "copy_append", arguments, batches, on_answer):
+            return False
+        self._told_covered = covered
         self._unanswered += 1
         self._unanswered_bytes += size
-        self._told_covered = max(self._told_covered, self._source.covered())
-        arguments = {**self._about(), "file_base": file_base, "covered": self._told_covered}
-        task = asyncio.get_running_loop().create_task(self._append(arguments, batches, size))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        return task
+        if reads is not None:
+            self._permits.append(reads)
+        if self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(ANSWER_S, self._lose_patience, self._answers)
+        return True
 
-    async def _append(self, arguments: dict[str, Any], batches: Sequence[Buffer], size: int) -> None:
-        try:
-            answer = await self._source.call(self.follower, "copy_append", arguments, batches, timeout_s=ANSWER_S)
-            if self._failure is None:
-                self._note(msgspec.convert(answer["position"], LogPosition))
-        except BraidError as error:
-            self._failure = self._failure or error
-        finally:
-            self._unanswered -= 1
-            self._unanswered_bytes -= size
+    def _on_answer(self, answer: Any, error: BraidError | None, size: int, reads: asyncio.Semaphore | None) -> None:
+        self._answers += 1
+        self._unanswered -= 1
+        self._unanswered_bytes -= size
+        if reads is not None:
+            self._permits.remove(reads)
+            reads.release()
+        self._failure = self._failure or error
+        if self._failure is None:
+            self._is_fine = True
+            self._note(msgspec.convert(answer["position"], LogPosition))
+        if not self._waits or self._failure is not None or self._source.covered() > self._told_covered:
             self._more.set()
+
+    def _lose_patience(self, answers: int) -> None:
+        """End the session if something is under way, and nothing was answered since the last look."""
+        self._patience = None
+        if self._unanswered and self._answers == answers:
+            self._failure = self._failure or TimedOut(f"broker {self.follower} has answered nothing for {ANSWER_S:g} s")
+            self._more.set()
+        elif self._unanswered:
+            self._patience = asyncio.get_running_loop().call_later(ANSWER_S, self._lose_patience, self._answers)
 
     def _note(self, position: LogPosition) -> None:
         """Note what the follower's disk holds. Answers may come in another order than they were asked for."""
@@ -350,13 +429,18 @@ class FollowerStream:
             self.held = position
             self._on_held()
 
-    async def _end_session(self) -> None:
+    def _end_session(self) -> None:
+        self._session = next(_sessions)  # What is under way counts no longer.
         self.held = None
         self._place = None
         self._waits = False
-        await cancel(list(self._calls))
         self._unanswered = self._unanswered_bytes = 0
+        while self._permits:
+            self._permits.pop().release()
         self._told_covered = Offset(0)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         self._on_held()
 
     async def admit(self) -> None:

@@ -9,7 +9,7 @@ chunks until it is clear which broker serves the segment (leftover_chunks.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import crc32c
@@ -91,19 +91,29 @@ class OutgoingHistory:
 class IncomingHistory:
     """The target's side: it answers the calls of the owner that copies."""
 
-    def __init__(self, context: StorageContext, topics: Topics, copies: Copies) -> None:
+    def __init__(
+        self,
+        context: StorageContext,
+        topics: Topics,
+        copies: Copies,
+        settled: Callable[[SegmentName, Revision], Awaitable[None]],
+    ) -> None:
+        """`settled` returns when no copy of a segment is being removed (`ReplicaCopies.settled`)."""
         self._context = context
         self._topics = topics
         self._copies = copies
+        self._settled = settled
         self._drafts: dict[str, ObjectDraft] = {}
 
     async def list_history(self, arguments: dict[str, Any]) -> dict[str, int]:
-        name = SegmentName.parse(arguments["segment"])
+        name, revision = SegmentName.parse(arguments["segment"]), Revision(arguments["revision"])
         folder = segment_folder(name.topic.path, name.descriptor)
         objects = self._disk_objects()
         self._check_topic(name, arguments["topic_id"])
+        await self._settled(name, revision)
+        self._check_topic(name, arguments["topic_id"])
         await own_folder(self._context, name, arguments["topic_id"])
-        self._copies.count_on(name, Revision(arguments["revision"]))
+        self._copies.count_on(name, revision)
         await self._copies.settled(name)
         stats = await objects.list(folder)
         return {stat.name.rpartition("/")[2]: stat.size for stat in stats}

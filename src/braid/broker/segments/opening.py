@@ -245,7 +245,7 @@ class Opening:
                 elected=record.elected,
                 replicate=replication.begin if replication is not None else None,
                 conditions=[Compare(ownership, revision), *still_gone(given_up)],
-                operations=[Put(ownership, record.serving(holders).to_json())],
+                operations=lambda end: [Put(ownership, record.serving(holders, end).to_json())],
                 on_complete=lambda: self._completed(name, record.epoch),
             )
         except ConditionFailed as error:

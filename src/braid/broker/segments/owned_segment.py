@@ -221,10 +221,9 @@ class OwnedSegment:
     def producer_rows(self) -> bytes:
         return self.storage.log.producer_rows()
 
-    def check_can_end(self) -> None:
-        """Raise the error of a log that has failed, or whose disk is full: it could not end."""
-        if (failure := self.storage.log.failure) is not None:
-            raise failure.again()
+    async def check_can_end(self) -> None:
+        """Raise the error of a log that could not end: it has failed, its disk is full, or replicas are missing."""
+        await self.storage.log.prepare_seal()
 
     def add_channel(self, channel: DeliveryChannel) -> None:
         self._channels[channel] = None

@@ -97,7 +97,7 @@ class ServedSegment(Protocol):
 
     def producer_rows(self) -> bytes: ...
 
-    def check_can_end(self) -> None: ...
+    async def check_can_end(self) -> None: ...
 
     @property
     def followers(self) -> tuple[FollowerStatus, ...]: ...
@@ -206,10 +206,11 @@ class GetProducers(Question[bytes], frozen=True, tag=True):
 
 
 class CheckCanEnd(Question[None], frozen=True, tag=True):
-    """Whether the log could end now: it is open, and its disk has room. Otherwise the error says why not."""
+    """Whether the log could end now: it takes batches, and a file has room for the seal. Otherwise the error says why
+    not."""
 
     async def answer(self, segment: ServedSegment) -> None:
-        segment.check_can_end()
+        await segment.check_can_end()
 
 
 class GetFollowers(Question[tuple[FollowerStatus, ...]], frozen=True, tag=True):

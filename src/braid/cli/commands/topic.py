@@ -11,7 +11,7 @@ import click
 from braid.cli.commands.topic_auto_scale import autoscale
 from braid.cli.commands.topic_layout import abort, layout, merge, repartition, split
 from braid.cli.commands.topic_moves import move, recover, replicas
-from braid.cli.commands.topic_policies import given_policies, policy_fields, policy_options, update
+from braid.cli.commands.topic_policies import given_policies, policy_fields, policy_options, print_warnings, update
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import (
     Column,
@@ -100,6 +100,7 @@ def create(
         return
     plural = "segment" if segments == 1 else "segments"
     print_done(f"Created topic {path} with {segments} {plural}.", made, as_json=as_json)
+    print_warnings(made.get("warnings", ()))
 
 
 @topic.command("list")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from braid.cli.commands.topic_policies import print_warnings
 from braid.cli.target import Target, ask, with_target
 from braid.cli.terminal.output import Column, count_text, duration_text, json_option, print_json, print_table
 from braid.cli.terminal.spinner import status_line, with_elapsed
@@ -168,6 +169,7 @@ def replicas(target: Target, name: str, replicas: int | None, confirm: int | Non
     print_table(columns, rows, empty="No segments.")
     for segment in found["segments"].values():
         _print_replica_findings(segment, found["replicas"])
+    print_warnings(found.get("warnings", ()))
 
 
 def _voters(segment: dict[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -121,6 +121,13 @@ def update(target: Target, name: str, as_json: bool, **policies: Any) -> None:
         raise click.UsageError("give at least one policy to change")
     changed = ask(target, lambda client: client.admin.update_topic(path, **given))
     print_done(f"Changed topic {path}.", changed, as_json=as_json)
+    print_warnings(changed.get("warnings", ()))
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Print what an operator should know about a topic's policies, beside the result."""
+    for warning in warnings:
+        click.echo(f"Warning: {warning}.", err=True)
 
 
 def policy_fields(policies: dict[str, Any]) -> list[tuple[str, str]]:

@@ -213,7 +213,9 @@ def vote_text(snapshot: Snapshot, record: Ownership) -> str:
         return f"{record.keepers_needed} of its replicas {named} must vote, and {down}"
     if there < record.write_quorum:
         return f"{record.write_quorum} of its replicas {named} must hold a record, and {down}"
-    return f"its owner {record.owner} is lost, and {record.keepers_needed} of its replicas {named} must vote"
+    failure = record.failure_of(record.owner) if snapshot.is_live(record.owner) else None
+    lost = f"cannot open it ({failure.reason})" if failure is not None else "is lost"
+    return f"its owner {record.owner} {lost}, and {record.keepers_needed} of its replicas {named} must vote"
 
 
 def _waits(snapshot: Snapshot, each: Placed, record: Ownership, brokers: tuple[str, ...], reason: str = "") -> Waiting:
@@ -367,7 +369,8 @@ def _recover(
     gone = given_up(snapshot, record)
     if record.accept_loss and any(map(snapshot.is_live, record.given_up)):
         return Decision(each.name, revision, record.recovering(), Reason.RETURNED)
-    if record.accept_loss and record.elected is not None and len(record.replicas) - len(gone) < record.write_quorum:
+    assigned = record.state is OwnershipState.ASSIGNED and record.elected is not None
+    if record.accept_loss and assigned and len(record.replicas) - len(gone) < record.write_quorum:
         return _rejoin(snapshot, each, record, revision, tally, patience)
     if is_served(snapshot, record):
         return None
@@ -385,8 +388,15 @@ def _recover(
 
 
 def _has_heir(snapshot: Snapshot, record: Ownership) -> bool:
-    """Tell whether a replica is there that has not failed to open the segment."""
-    return any(snapshot.is_live(broker) and record.failure_of(broker) is None for broker in record.replicas)
+    """Tell whether a vote may find another owner: a replica is there that has not failed to open the segment. If the
+    last vote has found an owner that fails, the next one finds it again, unless the others suffice without it."""
+    heirs = [each for each in record.replicas if snapshot.is_live(each) and record.failure_of(each) is None]
+    in_vain = (
+        record.elected is not None
+        and record.elected.epoch < record.epoch - 1  # Otherwise a move named it, and no vote was held.
+        and snapshot.is_live(record.owner)
+    )
+    return len(heirs) >= (record.keepers_needed if in_vain else 1)
 
 
 def _rejoin(

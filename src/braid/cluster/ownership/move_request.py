@@ -73,9 +73,8 @@ def check_target(snapshot: Snapshot, to: str) -> None:
         return
     there = ", ".join(broker for broker in snapshot.brokers if snapshot.is_active(broker)) or "none"
     if snapshot.is_live(to):
-        raise BrokerNotActive(
-            f"broker {to} cannot be given segments: it is not active; the active brokers are: {there}"
-        )
+        why = "its version does not know replicas" if snapshot.brokers[to].outdated else "it is not active"
+        raise BrokerNotActive(f"broker {to} cannot be given segments: {why}; the active brokers are: {there}")
     raise BrokerNotFound(f"broker {cut(to)} cannot be given segments: it is not there; the active brokers are: {there}")
 
 

@@ -12,7 +12,7 @@ A segment has n replicas, and w of them must hold a record durably before it cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -77,12 +77,25 @@ def elected(
     avoid: Collection[str] = (),
 ) -> Promise | None:
     """Return the replica that holds everything that was ever confirmed; None: too few members have promised the epoch.
-    Of equal positions, the first broker of `replicas` wins that is not to be avoided."""
+    Of equal positions, the first broker of `replicas` wins.
+
+    Replicas in `avoid` have no part if the others suffice: among n - w + 1 others, the highest position also contains
+    everything that was confirmed. Otherwise they count, and such a replica wins if it alone holds the most."""
     votes = {each.broker: each for each in promises if each.member and each.epoch == epoch}
     members = [votes[broker] for broker in replicas if broker in votes]
-    if len(members) < votes_needed(len(replicas), write_quorum):
+    fit = [each for each in members if each.broker not in avoid]
+    needed = votes_needed(len(replicas), write_quorum)
+    if len(members) < needed:
         return None
-    return max(members, key=lambda each: (each.position.rank, each.broker not in avoid))
+    return max(fit if len(fit) >= needed else members, key=lambda each: (each.position.rank, each.broker not in avoid))
+
+
+def is_heir(promise: Promise | None, position: LogPosition | None) -> bool:
+    """Tell whether this replica holds everything without the answers of others: the last vote has found it, at this
+    position, and no owner has confirmed anything since. Its disk must be the same one."""
+    if promise is None or position is None:
+        return False
+    return promise.member and promise.position.rank >= position.rank
 
 
 def replicated_end(ends: Collection[Offset], write_quorum: int) -> Offset:
@@ -91,12 +104,3 @@ def replicated_end(ends: Collection[Offset], write_quorum: int) -> Offset:
     if len(ends) < write_quorum:
         return Offset(0)
     return sorted(ends, reverse=True)[write_quorum - 1]
-
-
-def missing_votes(
-    promises: Mapping[str, Promise], replicas: Collection[str], write_quorum: int
-) -> tuple[int, tuple[str, ...]]:
-    """Return how many more members must answer, and which brokers have not answered as members."""
-    answered = [broker for broker in replicas if broker in promises and promises[broker].member]
-    silent = tuple(broker for broker in replicas if broker not in answered)
-    return max(votes_needed(len(replicas), write_quorum) - len(answered), 0), silent

@@ -94,7 +94,8 @@ class Frontier(StoredRecord, frozen=True, rename="camel"):
     """Where the producer table is that reaches `next_offset`. None: in the newest chunk's footer, or there is none."""
     inherited: bytes = b""
     """What the logs that this one continues know of their producers (`ProducerTable.rows`), if it is little; otherwise
-    `producers` names an object. The first chunk's footer carries it on."""
+    `producers` names an object. Of a log without chunks that retention has shortened: what is known of the producers of
+    the deleted records. The first chunk's footer carries it on."""
     epochs: EpochStarts = ()
     """Which epoch has written which offsets; see epochs.py."""
     end: Offset | None = None
@@ -388,13 +389,15 @@ class Catalog:
             if entry is None or entry.revision != self._frontier_revision:
                 raise self._lost(self._own().epoch, entry.value if entry is not None else None)
 
-    async def skip_to(self, offset: Offset) -> None:
-        """Let history go on at `offset`: the records below it never were in a chunk and are about to be deleted."""
+    async def skip_to(self, offset: Offset, producers: bytes) -> None:
+        """Let history go on at `offset`: the records below it never were in a chunk and are about to be deleted.
+        `producers` is the table of those records. A copy that begins at `offset` has no file that tells of them."""
         async with self._turn:
             await self._settle()
             if self.chunks or offset < self.next_offset:
                 raise BrokenInvariant(f"I1: history at {self.next_offset} with chunks cannot skip to {offset}")
-            await self._write(msgspec.structs.replace(self._own(), next_offset=offset), [])
+            skipped = msgspec.structs.replace(self._own(), next_offset=offset, producers=None, inherited=producers)
+            await self._write(skipped, [])
 
     def out_of_range(self, offset: int, earliest: int, end: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(

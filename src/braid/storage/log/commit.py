@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, Protocol
 
 from braid.model.batch.header import BatchHeader, stamp
@@ -68,6 +68,8 @@ class GroupCommit:
     def __init__(self, context: LogContext, writer: WalWriter, listener: CommitListener, next_offset: Offset) -> None:
         self._writer = writer
         self._listener = listener
+        self.on_start: Callable[[CommitGroup], None] | None = None
+        """Called with each group that the disk has begun to write."""
         self._clock = context.clock
         self._epoch = context.epoch
         self._incarnation = context.incarnation
@@ -146,6 +148,15 @@ class GroupCommit:
         while self._rotate_wanted and self._busy:
             await self._at_rest()
 
+    async def make_room(self, size: int) -> None:
+        """Make room for `size` bytes more in the newest file, which is open and takes them. While a step is under way,
+        only wait for its end: ask again then, because it may have closed the file."""
+        if not self._busy and not self._stopped:
+            self._busy = True
+            self._run(self._make_room(size, size, self._written_end, self.last_number + 1, new_file=False))
+        if self._busy:
+            await self._at_rest()
+
     async def settled(self) -> None:
         """Return when no step is under way."""
         while self._busy:
@@ -200,6 +211,8 @@ class GroupCommit:
         group = self._take_group(room)
         self._writer.start_write(group.batches, group.headers, sync=group.synced, on_end=self._on_write_end)
         self._group = group
+        if self.on_start is not None:
+            self.on_start(group)
 
     def _take_group(self, room: int) -> CommitGroup:
         gathered, synced_end = self._gathered, self._synced_end

@@ -56,6 +56,7 @@ class Appended(NamedTuple):
 
 
 _NOTHING: Final = Offset(0)
+SEAL_BYTES: Final = len(control_batch(Flag.SEAL))
 
 
 class Log(LogStore):
@@ -149,6 +150,11 @@ class Log(LogStore):
     def knows_producers(self) -> bool:
         """Tell whether a producer with an id has ever written to this log, as far as the log remembers."""
         return len(self._producers) > 0
+
+    @property
+    def forgotten_producers(self) -> int:
+        """How many derived producers this log has forgotten since it was opened."""
+        return self._producers.forgotten
 
     def producer_rows(self) -> bytes:
         """Return what this log, which has ended, hands on of its producers to the logs that continue it."""
@@ -288,6 +294,19 @@ class Log(LogStore):
         if not self._sealed and self.files and self.files[-1].closed:
             self._enqueue_control(Flag.BEGIN)
             await self.flush()
+
+    async def prepare_seal(self) -> None:
+        """Return when the log could end now, and its newest file has room for the seal. Otherwise the error says why
+        the log cannot end: a quiet log does not know that its disk is full before it writes."""
+        while self._is_open and not self._writer.room(SEAL_BYTES, SEAL_BYTES):
+            if self.files[-1].closed:
+                await self.begin_file()
+            elif not self._writer.takes(SEAL_BYTES):
+                await self.rotate()
+            else:
+                await self._commit.make_room(SEAL_BYTES)
+        if not self._is_open and not self._has_ended:
+            raise self._refusal()
 
     def _enqueue_control(self, flag: Flag) -> None:
         batch = control_batch(flag)

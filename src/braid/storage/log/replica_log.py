@@ -47,7 +47,7 @@ class ReplicaLog(LogStore):
         if headers:
             self._file_base = file_base
             self._next_offset, self._last_epoch = headers[-1].next_offset, headers[-1].epoch
-            self._commit.begin_soon()
+            self._commit.begin()  # The owner has put together what belongs together.
         return self._commit.last_number
 
     async def held(self, number: int) -> LogPosition:

@@ -30,8 +30,8 @@ from braid.storage.log.writer import WalWriter
 _log_numbers: Final = itertools.count(1)
 
 
-class WrittenGroup(NamedTuple):
-    """Batches that a file now has, one after the other."""
+class PlacedGroup(NamedTuple):
+    """Batches that stand in a file, one after the other."""
 
     file_base: Offset
     """Where the file begins."""
@@ -49,8 +49,7 @@ class LogStore:
         self.number: Final = next(_log_numbers)
         self.written: Final = Watermark(recovered.next_offset)
         self.synced: Final = Watermark(recovered.next_offset)
-        self.on_group: Callable[[WrittenGroup], None] | None = None
-        """Called with each group that the disk has taken."""
+        self._on_written: Callable[[], None] | None = None
         self._writer: Final = WalWriter(context, list(recovered.files), recovered.producers.copy())
         self._commit: Final = GroupCommit(context, self._writer, self, recovered.next_offset)
         self._cache = context.cache
@@ -158,6 +157,20 @@ class LogStore:
         self._writer.forget(names)
         self._writer.want_checkpoint(self.synced.value)
 
+    def watch(
+        self, on_start: Callable[[PlacedGroup], None] | None, on_written: Callable[[], None] | None = None
+    ) -> None:
+        """Call `on_start` with each group when the disk begins to write it, and `on_written` when the disk has taken
+        one. None: call nobody any more."""
+
+        def started(group: CommitGroup) -> None:
+            assert on_start is not None
+            newest = self.files[-1]
+            on_start(PlacedGroup(newest.base_offset, newest.batch_bytes, group))
+
+        self._commit.on_start = started if on_start is not None else None
+        self._on_written = on_written
+
     # What the commit tells us.
 
     def on_written(self, group: CommitGroup) -> None:
@@ -166,9 +179,8 @@ class LogStore:
         self.written.advance(end)
         if group.synced and self._failure is None:
             self.on_synced(group.last_number, end)
-        if self.on_group is not None and self._failure is None:
-            newest = self.files[-1]
-            self.on_group(WrittenGroup(newest.base_offset, newest.batch_bytes - group.size, group))
+        if self._on_written is not None and self._failure is None:
+            self._on_written()
 
     def on_synced(self, number: int, next_offset: Offset) -> None:
         self.synced.advance(next_offset)

@@ -89,6 +89,11 @@ class WalWriter:
         fits = min(wanted, left, self._reserved_bytes - newest.batch_bytes)
         return fits if fits >= size else 0
 
+    def takes(self, size: int) -> bool:
+        """Tell whether a batch of `size` bytes belongs into the newest file; otherwise it begins a file."""
+        newest = self.files[-1]
+        return not newest.records or newest.batch_bytes + size <= self._config.file_bytes
+
     def begins_at(self, base_offset: Offset) -> bool:
         """Tell whether the newest file is open and begins at this offset."""
         return self._current is not None and self.files[-1].base_offset == base_offset
@@ -98,11 +103,9 @@ class WalWriter:
         the `wanted` bytes as far as they belong into that file. Returns whether it closed a file, which also synced
         that file."""
         closed = False
-        if self._current is not None:
-            newest = self.files[-1]
-            if (new_file or newest.batch_bytes + size > self._config.file_bytes) and newest.records:
-                await self.close_current()
-                self._filled_last = closed = True
+        if self._current is not None and ((new_file and self.files[-1].records) or not self.takes(size)):
+            await self.close_current()
+            self._filled_last = closed = True
         current = self._current if self._current is not None else await self._open_next(base_offset)
         position = self.files[-1].batch_bytes
         needed = position + max(size, min(wanted, self._config.file_bytes - position))
