@@ -44,8 +44,21 @@ LEFT_TO_THE_CLUSTER = {
     "layouts",
     "layouts_by_load",
     "layouts_taken_back",
+    "layouts_timed_out",
+    "layouts_refused",
+    "deletions_of_changing_topics",
+    "downgrades",
+    "two_leaders",
+    "frozen_reports",
     "segments_deleted",
     "segments_pruned",
+    "replicated",
+    "replica_changes",
+    "votes",
+    "lost_disks",
+    "late_answers",
+    "pauses",
+    "confirms_on_disks",
 }
 
 

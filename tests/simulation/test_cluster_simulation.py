@@ -34,16 +34,18 @@ from braid.testing.scenarios.cluster import TRANSITIONS, ZOMBIES, Counts, simula
 SEEDS = [*range(5_000, 5_010), 5_013, 5_037]
 FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044, 5_049]
 """Seeds that met a defect of an earlier version. They have taken another course since."""
-TRANSITIONS_FAILED_ONCE = [59, 88, 135]
-"""With changes of the layout: a cursor of a sealed segment, a call that met a child that was taken back, and such a
-child that nobody removed."""
+TRANSITIONS_FAILED_ONCE = [59, 88, 135, 40_028, 50_002]
+"""With changes of the layout: a cursor of a sealed segment, a call that met a child that was taken back, such a child
+that nobody removed, a broker that stopped while it removed one, and a slow look at a folder that took chunks away."""
 FAVOURED_SEEDS = {
     ZOMBIES: [0, 3, 12],
     "crash_at_write": [0, 1],
     "replace_disk": [0, 1],
     "use_brief_subscription": [0, 1],
-    TRANSITIONS: TRANSITIONS_FAILED_ONCE,
+    TRANSITIONS: [*TRANSITIONS_FAILED_ONCE, 0, 2, 13, 113],
 }
+LEFT_TO_REPLICAS = {"pauses"}
+"""What only the seeds of test_replicas_simulation.py are sure to meet."""
 
 
 def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happen() -> None:
@@ -55,7 +57,7 @@ def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happe
     for favoured, seeds in FAVOURED_SEEDS.items():
         for seed in seeds:
             total.add(simulate_cluster(seed, favoured=favoured))
-    for field in total.__struct_fields__:
+    for field in set(total.__struct_fields__) - LEFT_TO_REPLICAS:
         assert getattr(total, field) > 0, f"no seed has {field}"
 
 

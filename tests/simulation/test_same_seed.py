@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import hashlib, sys
-from braid.testing.scenarios.captured_log import LogCapture
+from braid.testing.sim.captured_log import LogCapture
 from braid.testing.simulate import SIMULATIONS
 
 digest = hashlib.sha256()

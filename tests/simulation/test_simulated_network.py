@@ -229,6 +229,21 @@ async def test_a_cut_is_silent_and_nothing_is_lost_when_it_heals(
     assert await server.until_received(len(DATA)) == DATA
 
 
+async def test_what_was_sent_to_a_host_that_stood_still_arrives_before_its_timers(network: SimulatedNetwork) -> None:
+    client, server = await pair(network)
+    network.cut("a", "b")
+    client.transport.write(b"x")
+    await asyncio.sleep(1)
+    network.heal("a", "b")
+    assert server.received == b"", "bytes take their time"
+    network.arrive("a")
+    assert server.received == b"", "those are for another host"
+    network.arrive("b")
+    assert server.received == b"x"
+    await asyncio.sleep(1)
+    assert server.received == b"x", "they come once"
+
+
 async def test_a_cut_one_way_lets_the_other_way_through(network: SimulatedNetwork) -> None:
     client, server = await pair(network)
     network.cut("a", "b", one_way=True)

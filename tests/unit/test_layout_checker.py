@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -14,10 +15,10 @@ from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import Layout
 from braid.model.ownership import Ownership
 from braid.model.stored_record import encode
+from braid.model.subscription import Cursor
 from braid.model.topic import Topic
 from braid.model.transition import plan_merge, plan_split
 from braid.ports.clock import SystemClock
-from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.layout_checker import LayoutChecker
 
@@ -108,6 +109,21 @@ def test_a_layout_is_committed_when_all_parents_have_ended_and_all_children_are_
         metadata.write(HALVES)
 
 
+@pytest.mark.parametrize(("offset", "breaks"), [(0, False), (3, True)])
+def test_a_subscription_that_comes_during_a_transition_gets_its_cursors_at_the_beginning_of_the_children(
+    offset: int, breaks: bool
+) -> None:
+    metadata = Metadata()
+    metadata.write(WHOLE, SPLITTING, SEALING)
+    metadata.inherit()
+    metadata.put(paths.subscription(TOPIC, "late"), b"{}")
+    metadata.write(HALVES)
+    cursor = Put(paths.cursor(TOPIC, CHILDREN[1], "late"), encode(Cursor(offset=Offset(offset), epoch=Epoch(1))))
+    with pytest.raises(PromiseBroken, match=r"I5 .* is owed") if breaks else nullcontext():
+        metadata.checker.on_transaction([cursor])
+    metadata.checker.on_transaction([Put(cursor.key, encode(Cursor(offset=Offset(9), epoch=Epoch(1))))])
+
+
 def test_a_child_inherits_when_all_parents_have_ended() -> None:
     metadata = Metadata()
     metadata.write(WHOLE, SPLITTING, SEALING)
@@ -146,15 +162,3 @@ def test_a_parent_is_dropped_only_when_its_transition_has_ended() -> None:
         metadata.write(HALVES.pruned(SegmentId(0)))
     metadata.delete(paths.transition(TOPIC))
     metadata.write(HALVES.pruned(SegmentId(0)))
-
-
-def test_the_catalog_says_where_a_dropped_log_ended() -> None:
-    metadata = Metadata()
-    pruned: list[tuple[str, int, int]] = []
-    metadata.checker.on_pruned = lambda *told: pruned.append(told)
-    metadata.write(WHOLE, SPLITTING, SEALING)
-    metadata.inherit()
-    frontier = Frontier(Epoch(1), "a", begun=True, continues=Epoch(0), next_offset=Offset(3), end=Offset(3))
-    metadata.put(paths.current_chunk(TOPIC, PARENT), encode(frontier))
-    metadata.write(HALVES, HALVES.pruned(SegmentId(0)))
-    assert pruned == [(TOPIC, 0, 3)], "a loss was accepted after the log had ended at 5"

@@ -8,8 +8,9 @@ import pytest
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
 from braid.model.ownership import Move, Ownership, ReplicaChange
+from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.ownership_checker import _check_transition
+from braid.testing.checkers.ownership_checker import _check_end, _check_transition, _Kept
 
 SEGMENT = ("public/default/orders", "0000-ffff-0")
 PLACED = Ownership.first("a", ("a", "b", "c"), 2)
@@ -76,3 +77,36 @@ def test_what_leader_and_owner_may_write_is_allowed(old: Ownership, new: Ownersh
 def test_what_could_lose_a_record_is_not(old: Ownership, new: Ownership, promise: str) -> None:
     with pytest.raises(PromiseBroken, match=promise):
         _check_transition(SEGMENT, old, new)
+
+
+ENDED = Ownership.first("a").serving().ended(Offset(5))
+LOST = ENDED.assigned("b", accept_loss=True, given_up=("a",))
+
+
+def ended_in_catalog(end: int | None) -> Frontier:
+    return Frontier(
+        Epoch(1),
+        "a",
+        begun=True,
+        continues=Epoch(0),
+        next_offset=Offset(0),
+        end=Offset(end) if end is not None else None,
+    )
+
+
+def test_an_accepted_loss_may_end_a_log_earlier_if_record_and_catalog_agree() -> None:
+    _check_end(SEGMENT, LOST, _Kept(LOST.serving(end=Offset(2)), ended_in_catalog(2)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "end"),
+    [
+        (LOST, LOST.serving(), 2),
+        (LOST, LOST.serving(end=Offset(2)), None),
+        (ENDED.taken_again(), ENDED.taken_again().serving(end=Offset(2)), 2),
+        (ENDED, altered(ENDED, ended_at=None), 5),
+    ],
+)
+def test_an_end_is_said_once_and_alike_in_both_places(old: Ownership, new: Ownership, end: int | None) -> None:
+    with pytest.raises(PromiseBroken, match="I1"):
+        _check_end(SEGMENT, old, _Kept(new, ended_in_catalog(end)))

@@ -11,13 +11,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from braid.testing.scenarios.cluster import Counts, simulate_broker, simulate_cluster
+from braid.testing.scenarios.cluster import Counts, simulate_broker, simulate_cluster, simulate_replicas
 from braid.testing.scenarios.log_simulation import LogCounts, simulate_log
 
 SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
     "log": (simulate_log, LogCounts),
     "broker": (simulate_broker, Counts),
     "cluster": (simulate_cluster, Counts),
+    "replicas": (simulate_replicas, Counts),
 }
 """The function that runs one seed, and the type of its result."""
 SHOWN_FAILURES = 3

@@ -4,7 +4,8 @@ A write without its comparison does harm only when another writer is faster, and
 wait for the harm. It looks at the conditions of each transaction, and knows which keys a write must compare (I3):
 
     an ownership record             the record itself
-      that names another owner      the leadership; a call may also move a segment that its owner cannot open
+      that names another owner      the leadership; a call may also move a segment that its owner cannot open, and an
+                                    owner may hand it to a follower
       that accepts a loss           instead, that each broker is gone that is given up; any other one cannot open it
       that carries out a loss       that each of these brokers is still gone, unless it cannot open the segment
       with the leader's own move    the leadership: that of a drain or of balancing
@@ -96,10 +97,13 @@ class FenceChecker:
         if new.state is OwnershipState.SEALED:
             self.on_sealing(path, descriptor, new)
         if old is not None and new.accept_loss and not old.accept_loss:
-            return [paths.broker(broker) for broker in old.keepers if old.failure_of(broker) is None]
+            lost = new.given_up if old.replicas else old.keepers  # Replicas that are there vote.
+            return [paths.broker(broker) for broker in lost if old.failure_of(broker) is None]
         if old is not None and old.accept_loss and new.state is OwnershipState.SERVING:
             unable = {new.owner, *(failure.broker for failure in old.failures)}
             return [paths.broker(broker) for broker in old.given_up if broker not in unable]
+        if old is not None and old.state is OwnershipState.DRAINING and new.elected is not None:
+            return []  # The owner gives the segment to its follower; the ownership checker compares with the move.
         given = old is None or (new.owner != old.owner and old.failure_of(old.owner) is None)
         moved = old is not None and new.move is not None and new.move != old.move and new.move.id in LEADERS_MOVES
         return [paths.CLUSTER_LEADER] if given or moved else []

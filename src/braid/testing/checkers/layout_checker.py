@@ -8,7 +8,8 @@ The fence checker shows it each write before the store applies it, so it misses 
   by one;
 - a child inherits when the logs of all its parents have ended (I10);
 - at a commit the log of every parent has ended (I4), every child has inherited from its parents (I10), and every
-  subscription has its cursor on every child (I5); a transition whose logs end is not taken back.
+  subscription has its cursor on every child (I5); a transition whose logs end is not taken back;
+- a subscription that is created meanwhile may get such a cursor later: at the child's first record (I5).
 
 It remembers every segment of a topic, with its first parents, also when the layout has dropped the segment.
 """
@@ -16,18 +17,19 @@ It remembers every segment of a topic, with its first parents, also when the lay
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
-from braid.model.ids import Offset, SegmentId
+from braid.metadata.store import Operation, Put
+from braid.model.ids import NO_REQUEST, Offset, Revision, SegmentId
 from braid.model.layout import FULL_RANGE, SegmentInfo, tiles
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
 from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
 from braid.model.topic import Topic
 from braid.model.transition import CommittedTransition, Transition, TransitionStep
-from braid.storage.history.catalog import Frontier
 from braid.testing.checkers.history import PromiseBroken
 
 
@@ -42,6 +44,10 @@ class LayoutChecker:
         self._segments: dict[str, dict[SegmentId, SegmentInfo]] = defaultdict(dict)
         self._inherited: dict[tuple[str, str], int] = {}
         """By topic and descriptor, the last transition that a segment's record named."""
+        self._before: dict[str, dict[str, Revision]] = {}
+        """By topic that changes, and name: the subscriptions that were there before."""
+        self._owed: set[str] = set()
+        """The keys of cursors that subscriptions do not have yet on children."""
 
     def segments(self, path: str) -> dict[SegmentId, SegmentInfo]:
         """Return every segment that the topic has had, as it was at first."""
@@ -73,10 +79,21 @@ class LayoutChecker:
         for segment, info in new.segments.items():
             self._segments[path].setdefault(segment, info)
 
+    def on_transaction(self, operations: Sequence[Operation]) -> None:
+        """A transaction is to be applied."""
+        for operation in operations:
+            if operation.key not in self._owed:
+                continue
+            self._owed.remove(operation.key)
+            cursor = decode(Cursor, operation.value) if isinstance(operation, Put) else None
+            if cursor is not None and cursor.offset > 0 and cursor.placed_by == NO_REQUEST:
+                raise PromiseBroken("I5", f"{operation.key} is owed since its segment came, and is put at {cursor}")
+
     def _check_change(self, path: str, old: Topic, new: Topic) -> None:
         before, now = old.layout, new.layout
         if old.transition is None and new.transition is not None:
             self._check_begun(path, old, new.transition)
+            self._before[path] = self._subscriptions(path)
         added, dropped = now.segments.keys() - before.segments.keys(), before.segments.keys() - now.segments.keys()
         if now.next_segment_id < before.next_segment_id or now.epoch != before.epoch + bool(added or dropped):
             raise PromiseBroken("I6", f"the layout of {path} went from {before} to {now}")
@@ -113,9 +130,13 @@ class LayoutChecker:
             descriptor = self._descriptor(path, old.segments[child])
             if self._inherited.get((path, descriptor)) != transition.id:
                 raise PromiseBroken("I10", f"{descriptor} of {path} is in the layout, and has not inherited")
-            for name in subscriptions:
-                if self._server.get(paths.cursor(path, descriptor, name)) is None:
+            for name, revision in subscriptions.items():
+                key = paths.cursor(path, descriptor, name)
+                if self._server.get(key) is not None:
+                    continue
+                if self._before[path].get(name) == revision:
                     raise PromiseBroken("I5", f"{name} has no cursor on {descriptor} of {path}, which is in the layout")
+                self._owed.add(key)
 
     def _check_dropped(self, path: str, old: Topic, new: Topic, dropped: set[SegmentId]) -> None:
         infos = [old.layout.segments[segment] for segment in dropped]
@@ -130,13 +151,7 @@ class LayoutChecker:
             if record is None or record.ended_at is None:
                 raise PromiseBroken("I2", f"segment {info.segment_id} of {path} is dropped, its record is {record}")
             self.pruned += 1
-            self.on_pruned(path, info.segment_id, self._end(path, info, record.ended_at))
-
-    def _end(self, path: str, info: SegmentInfo, ended_at: Offset) -> Offset:
-        """Return where the catalog says that the log ends: after an accepted loss, that is earlier."""
-        entry = self._server.get(paths.current_chunk(path, self._descriptor(path, info)))
-        end = decode(Frontier, entry.value).end if entry is not None else None
-        return end if end is not None else ended_at
+            self.on_pruned(path, info.segment_id, record.ended_at)
 
     def _descriptor(self, path: str, info: SegmentInfo) -> str:
         return SegmentName.of(TopicName.parse(path), info).descriptor
@@ -145,6 +160,6 @@ class LayoutChecker:
         entry = self._server.get(paths.ownership(path, self._descriptor(path, info)))
         return Ownership.from_json(entry.value) if entry is not None else None
 
-    def _subscriptions(self, path: str) -> list[str]:
+    def _subscriptions(self, path: str) -> dict[str, Revision]:
         entries = self._server.list(paths.subscriptions_prefix(path)).entries
-        return [name for entry in entries if (name := paths.subscription_of(entry.key)) is not None]
+        return {name: entry.revision for entry in entries if (name := paths.subscription_of(entry.key)) is not None}

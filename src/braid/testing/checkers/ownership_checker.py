@@ -60,6 +60,10 @@ class OwnershipChecker:
         self.on_moving: Callable[[Ownership], None] = lambda _record: None
         """Called when somebody has wished that a segment that is served move."""
         self.on_sealed: Callable[[Segment, Ownership], None] = lambda _segment, _record: None
+        self.on_replicas: Callable[[Segment, Ownership], None] = lambda _segment, _record: None
+        """Called when an owner that serves a segment has changed its replicas."""
+        self.votes = 0
+        """How often replicas were asked to vote."""
         self._watch = store.client("checker").watch("/", Revision(0))
         self._note = note
         self._segments: dict[Segment, _Kept] = {}
@@ -126,10 +130,14 @@ class OwnershipChecker:
                 raise PromiseBroken("I3", f"{segment} begins as {new}")
             return
         _check_transition(segment, old, new)
-        if new.ended_at != old.ended_at:
+        if new.state is OwnershipState.SERVING:
             _check_end(segment, old, now)
         if new.state is OwnershipState.SERVING and new.move is not None and old.move is None:
             self.on_moving(new)
+        if new.state is OwnershipState.RECOVERING and old.state is not OwnershipState.RECOVERING:
+            self.votes += 1
+        if new.state is OwnershipState.SERVING and new.replicas != old.replicas:
+            self.on_replicas(segment, new)
         if new.state is OwnershipState.SEALED:
             _check_seal(segment, before, now)
             self.on_sealed(segment, new)
@@ -168,7 +176,7 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     elif new.state is OwnershipState.RECOVERING:
         if (new.owner, new.epoch) != (old.owner, old.epoch + 1) or old.clean or not old.replicas:
             raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
-    elif old.state is OwnershipState.RECOVERING and new.elected is not None:
+    elif old.state is OwnershipState.RECOVERING and new.state is OwnershipState.ASSIGNED and new.elected is not None:
         if new.epoch != old.epoch or new.owner not in old.replicas or new.replicas != old.replicas:
             raise PromiseBroken("I3", f"{new.owner} was elected for {segment} in epoch {new.epoch}, not of {old}")
     elif old.state is OwnershipState.DRAINING and new.elected is not None:
@@ -230,10 +238,12 @@ def _check_begin(segment: Segment, before: _Kept, now: _Kept, *, held: bool) -> 
 
 
 def _check_end(segment: Segment, old: Ownership, now: _Kept) -> None:
-    """Where a log ends is said once, and record and catalog say the same."""
+    """Where a log ends is said once, but for an accepted loss, and record and catalog say the same."""
     assert now.record is not None
-    if old.ended_at is not None or now.frontier is None or now.frontier.end != now.record.ended_at:
-        ends = f"{old.ended_at} → {now.record.ended_at}"
+    end = now.record.ended_at
+    again = old.ended_at not in (None, end) and not old.accept_loss
+    if again or (end is not None and (now.frontier is None or now.frontier.end != end)):
+        ends = f"{old.ended_at} → {end}"
         raise PromiseBroken("I1", f"the end of {segment} in its record, {ends}, and in its catalog: {now.frontier}")
 
 

@@ -67,6 +67,8 @@ class ClientMachine:
         self.random: Random = cluster.simulation.random
         self.history = cluster.history
         self.leaving = asyncio.Event()
+        self.silent = False
+        """Whether its client never acks a push."""
         self.consumers: dict[str, StreamConsumer] = {}
         self.producers: dict[Producer, None] = {}
         self.process: Process = cluster.simulation.process(name)
@@ -103,9 +105,10 @@ class ClientMachine:
         except Exception as error:
             self.cluster.failed(error)
 
-    def _connect(self) -> Client:
+    def _connect(self, broker: str = "") -> Client:
+        """Make a client that knows all brokers, or only this one."""
         return connect(
-            self.cluster.url,
+            self.cluster.url_of([broker] if broker else self.cluster.machines),
             timeout=self.cluster.patience_s or self.random.choice([2.0, 5.0, 15.0]),
             name=self.name,
             network=self.cluster.network.host(self.name),
@@ -125,10 +128,13 @@ class ClientMachine:
         programs: list[Callable[[Client], Awaitable[None]]] = [self._produce, self._consume]
         others = [self._produce, self._consume, self._follow_checkpoints, self._write_micro_batches]
         if self.cluster.transitions:
-            others.append(self._restart_at_checkpoint)
+            others += [self._restart_at_checkpoint] * 2
         programs += random.choices(others, k=random.randint(0, 2))
         if self.cluster.shares:
             programs.append(self._share_segments)
+        self.silent = self.cluster.transitions and random.random() < 0.1
+        if self.silent:
+            programs.append(self._never_ack_a_push)
         tasks = [asyncio.ensure_future(self._repeat(program, client)) for program in programs]
         await self.leaving.wait()
         if random.random() < 0.5:
@@ -462,14 +468,21 @@ class ClientMachine:
         return any(position != END and segment in pruned for segment, position in positions.items())
 
     async def _restart_at_checkpoint(self, client: Client) -> None:  # noqa: ARG002
-        """Be a program of which another process goes on: its client knows nothing yet, and may ask any broker."""
-        another = self._connect()
+        """Be a program of which another process goes on: its client knows nothing yet, and may ask any broker. The
+        first one that it asks may know nothing of the segments in the checkpoint."""
+        lagging = [name for name, machine in self.cluster.machines.items() if machine.lagging]
+        another = self._connect(self.random.choice(lagging or ["", *self.cluster.machines]))
         try:
             await self._follow_checkpoints(another)
         except BraidError:
             await another.close()
             raise
         await another.close()
+
+    async def _never_ack_a_push(self, client: Client) -> None:
+        """Be a client that takes over the routing that it is told, and does not tell so."""
+        silence(client)
+        await self._pause(0.2)
 
     async def _share_segments(self, client: Client) -> None:
         await share_segments(self, client, TOPIC)
@@ -481,6 +494,12 @@ class ClientMachine:
                 await self.leaving.wait()
         except TimeoutError:
             pass
+
+
+def silence(client: Client) -> None:
+    """Let no connection of the client ack a push from now on."""
+    for link in client.pool.links():
+        vars(link)["ack_topology"] = lambda _generation: None
 
 
 def on_a_bad_day(error: BraidError) -> bool:

@@ -25,6 +25,7 @@ I5, I7, I10). In the end the faults stop, and everything has to come to rest (`s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from itertools import count
 from random import Random
 from typing import Any, Final
@@ -35,6 +36,7 @@ from braid.broker.config import BrokerConfig, CursorConfig, GroupConfig, Limits
 from braid.client.client import Client, connect
 from braid.metadata import paths
 from braid.metadata.memory import MemoryStore
+from braid.metadata.store import Operation
 from braid.model.errors import BraidError, ClientClosed, ProducerFull
 from braid.model.ownership import Ownership
 from braid.model.topic import Topic
@@ -42,19 +44,21 @@ from braid.model.transition import Transition, TransitionStep
 from braid.testing.checkers.auto_scale_checker import AutoScaleChecker, Times
 from braid.testing.checkers.cursor_checker import CursorChecker
 from braid.testing.checkers.fence_checker import FenceChecker
+from braid.testing.checkers.finalize_checker import FinalizeChecker
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.layout_checker import LayoutChecker
 from braid.testing.checkers.ownership_checker import OwnershipChecker
 from braid.testing.checkers.topic_history import TopicHistory
-from braid.testing.scenarios.captured_log import LogCapture, run_with_log
 from braid.testing.scenarios.clients import RACED, TOPIC, ClientMachine, Saved, on_a_bad_day
 from braid.testing.scenarios.faults import ClusterFaults
 from braid.testing.scenarios.inspector import PATH, Inspector
 from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import Operator
+from braid.testing.scenarios.replicas import REPLICAS, SimulatedReplicas
 from braid.testing.scenarios.settling import Settling
 from braid.testing.scenarios.shared_reading import SharedResults
 from braid.testing.scenarios.sinks import Sink
+from braid.testing.sim.captured_log import LogCapture, run_with_log
 from braid.testing.sim.loop import OUTSIDE, Process, Simulation
 from braid.testing.sim.network import SimulatedNetwork
 from braid.testing.sim.objects import Faults, MemoryObjects
@@ -102,6 +106,8 @@ class ClusterShape(msgspec.Struct, frozen=True):
     gentle: float = 0.0
     lossy: float = 0.0
     """Of those that have an object store."""
+    replicated: float = 0.0
+    """The share of seeds whose topic has replicas."""
 
 
 ONE_BROKER: Final = ClusterShape(brokers=(1, 1), most_clients=4, steps=37, memory=0.33, shared=0.1, retention=0.3)
@@ -117,6 +123,7 @@ SEVERAL_BROKERS: Final = ClusterShape(
     shares=0.2,
     gentle=0.2,
     lossy=0.3,
+    replicated=0.3,
 )
 
 
@@ -170,9 +177,33 @@ class Counts(msgspec.Struct):
     layouts_by_load: int = 0
     """Changes that auto-scaling began."""
     layouts_taken_back: int = 0
+    layouts_timed_out: int = 0
+    """Changes that were finalized although a client had not told that it knows the children."""
+    layouts_refused: int = 0
+    """Calls that were refused because of a broker of an earlier version."""
+    deletions_of_changing_topics: int = 0
+    downgrades: int = 0
+    """Brokers of an earlier version that were there for a while."""
+    two_leaders: int = 0
+    """How often two brokers believed at the same time that they lead the cluster."""
+    frozen_reports: int = 0
+    """Brokers that died with an old report of what their clients know."""
     segments_deleted: int = 0
     """By a call, before retention did."""
     segments_pruned: int = 0
+    replicated: int = 0
+    """Seeds whose topic has replicas."""
+    replica_changes: int = 0
+    """Segments whose owner has changed their replicas."""
+    votes: int = 0
+    lost_disks: int = 0
+    """Of replicated topics that could spare them."""
+    late_answers: int = 0
+    """About copies."""
+    pauses: int = 0
+    """In which files became too old to stay open."""
+    confirms_on_disks: int = 0
+    """Confirms that were compared with the disks of the replicas."""
 
     def add(self, other: Counts) -> None:
         for field in self.__struct_fields__:
@@ -192,7 +223,7 @@ class SimulatedCluster:
         random = self.random
         self.zombies = favoured == ZOMBIES
         loses = favoured in LOSSES
-        self.gentle = random.random() < shape.gentle and not favoured
+        self.gentle = random.random() < shape.gentle and favoured in ("", REPLICAS)
         self.durability = "memory" if random.random() < shape.memory else "fsync"
         self.segments = random.randint(1, 4)
         """How many the topic begins with."""
@@ -206,9 +237,19 @@ class SimulatedCluster:
             self.segments = min(self.segments, 2)  # There is room for more.
         self.retention = random.choice(RETENTION) if random.random() < shape.retention else {}
         self.shared = MemoryObjects(simulation.clock) if random.random() < shape.shared or loses else None
+        self.replicas = SimulatedReplicas(self, shape.replicated)
+        if self.replicas.there:
+            self.durability = "fsync"
         # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
-        self.lossy = not self.gentle and self.shared is not None and (random.random() < shape.lossy or loses)
-        self.counts = Counts(1, gentle=int(self.gentle), lossy=int(self.lossy), local=int(self.shared is None))
+        spares = self.gentle or self.shared is None or self.replicas.there
+        self.lossy = not spares and (random.random() < shape.lossy or loses)
+        self.counts = Counts(
+            1,
+            gentle=int(self.gentle),
+            lossy=int(self.lossy),
+            local=int(self.shared is None),
+            replicated=int(self.replicas.there),
+        )
         self.network = SimulatedNetwork(random)
         self.store = MemoryStore(simulation.clock)
         self.inspector = Inspector(self)
@@ -216,24 +257,26 @@ class SimulatedCluster:
         self.ownership.on_accepted_loss = self.inspector.on_accepted_loss
         self.ownership.on_sealed = self.inspector.on_sealed
         self.ownership.on_moving = self._on_moving
+        self.ownership.on_replicas = self.replicas.on_changed
         self.ownership.may_hold = lambda broker: self.machines[broker].disk_was_full
         self.layouts = LayoutChecker(self.store)
         self.layouts.on_pruned = self.inspector.on_pruned
         self.scaling = AutoScaleChecker(self._times)
         self.cursors = CursorChecker(self.store, self.layouts.segments)
         self.cursors.may_lack_records = lambda _path: bool(self.retention) or self.lossy
+        self.ends = FinalizeChecker(self.store, simulation.clock.monotonic, self._steady_subscriptions)
         self.fences = FenceChecker(self.store, self.failed)
         self.fences.on_topic = self._on_topic
         self.fences.on_record = self._on_record
-        self.fences.on_transaction = self.cursors.on_transaction
+        self.fences.on_transaction = self._on_transaction
         self.fences.on_sealing = self.inspector.on_sealing
         self.history = TopicHistory(
             survives_power_loss=self.durability == "fsync",
             segments=self.layouts.segments(PATH),
             note=captured.note,
         )
-        names = [f"b{number}" for number in range(1, random.randint(*shape.brokers) + 1)]
-        self.url = "braid://" + ",".join(f"{name}:{PORT}" for name in names)
+        brokers = self.replicas.brokers if self.replicas.there else random.randint(*shape.brokers)
+        names = [f"b{number}" for number in range(1, brokers + 1)]
         self.machines = {
             name: BrokerMachine(simulation, self.network, self.store, self._config(name), self.shared) for name in names
         }
@@ -283,6 +326,7 @@ class SimulatedCluster:
             groups=GroupConfig(
                 session_grace_s=random.choice([0.3, 3.0]), release_timeout_s=random.choice([0.5, 2.0, 10.0])
             ),
+            **self.replicas.settings(),
         )
 
     # ── the course of it ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,7 +344,7 @@ class SimulatedCluster:
         watching = [asyncio.create_task(self.inspector.watch()), asyncio.create_task(self.ownership.watch(self.failed))]
         for machine in self.machines.values():
             await self.faults.start(machine)
-        async with self._operator_client() as client:
+        async with self.client("operator") as client:
             self.operator = Operator(self, client)
             await self._create_topic(client)
             for _ in range(self.random.randint(1, self.shape.most_clients)):
@@ -316,10 +360,10 @@ class SimulatedCluster:
         return self.counts
 
     async def _create_topic(self, client: Client) -> None:
-        policy: dict[str, Any] = {**self.retention}
+        policy: dict[str, Any] = {**self.retention, **self.replicas.policy()}
         if self.lossy and (self.random.random() < 0.5 or self.zombies):
             policy |= {"on_owner_loss": "continue", "owner_loss_after_ms": self.random.choice([0, 3_000])}
-        await client.admin.create_topic(TOPIC, segments=self.segments, durability=self.durability, **policy)
+        await client.admin.create_topic(TOPIC, segments=self.segments, **policy)
         for name in self.subscriptions:
             await client.admin.create_subscription(TOPIC, name, start="earliest")
             self.history.subscription(name)
@@ -362,13 +406,25 @@ class SimulatedCluster:
     def _on_topic(self, path: str, old: Topic | None, new: Topic) -> None:
         self.layouts.on_topic(path, old, new)
         self.scaling.on_topic(path, old, new)
+        if old is not None and old.transition is not None and new.deleting and not old.deleting:
+            self.counts.deletions_of_changing_topics += 1
         if path == PATH and old is not None and old.transition != new.transition is not None:
             # Not as a part of the broker that writes this: its end would end what follows.
             asyncio.get_running_loop().call_soon(self._on_transition, new.transition, context=OUTSIDE)
 
+    def _steady_subscriptions(self, path: str) -> list[str]:
+        names = [*self.subscriptions, *([] if self.retention else [RACED])]
+        return names if path == PATH else []
+
+    def _on_transaction(self, operations: Sequence[Operation]) -> None:
+        self.cursors.on_transaction(operations)
+        self.layouts.on_transaction(operations)
+        self.ends.on_transaction(operations)
+
     def _on_record(self, path: str, descriptor: str, record: Ownership) -> None:
         self.layouts.on_record(path, descriptor, record)
-        self.inspector.on_record(path, descriptor, record)
+        if self.inspector.on_record(path, descriptor, record):
+            asyncio.get_running_loop().call_soon(self._on_log_ended, record.owner, context=OUTSIDE)
 
     def _times(self) -> Times:
         """Return the real time, and what the clock of the cluster leader says."""
@@ -388,8 +444,13 @@ class SimulatedCluster:
 
     def _on_transition(self, transition: Transition) -> None:
         """The worst moments of a change: its logs are about to end while their owners' answers do not arrive, or an
-        owner dies (I4, I10); or a broker without a part in it goes on with the layout before it."""
-        if self.gentle or self.settling or transition.step is not TransitionStep.SEALING:
+        owner dies (I4, I10); or a broker without a part in it goes on with the layout before it. Before that, a
+        broker may join that does not know changes."""
+        if self.gentle or self.settling:
+            return
+        if transition.step is not TransitionStep.SEALING:
+            if self.random.random() < 0.05:
+                self.faults.join_earlier_version(self.random.choice(list(self.machines.values())))
             return
         owners = self.inspector.owners()
         for parent in transition.parents:
@@ -402,6 +463,12 @@ class SimulatedCluster:
         others = [machine for name, machine in self.machines.items() if name not in parts]
         if others and self.random.random() < 0.7:
             self.faults.let_view_lag(self.random.choice(others))
+
+    def _on_log_ended(self, owner: str) -> None:
+        """The worst moment to stand still: no client has heard that the log has ended, so they send more, and the owner
+        finds that when its lease is over (I3)."""
+        if not self.gentle and not self.settling and self.random.random() < 0.3:
+            self.faults.stand_still(self.machines[owner])
 
     def _lose_answers(self, owner: str) -> None:
         clients = list(self.clients)
@@ -438,13 +505,21 @@ class SimulatedCluster:
             return client.removeprefix("last-")
         return self.random.choice([*self.subscriptions, *self.subscriptions, *self.operator.brief])
 
-    def _operator_client(self) -> Client:
-        self._introduce("operator")
+    def url_of(self, brokers: Iterable[str]) -> str:
+        return "braid://" + ",".join(f"{name}:{PORT}" for name in brokers)
+
+    @property
+    def most_lease_s(self) -> float:
+        return max(machine.lease_ttl_s for machine in self.machines.values())
+
+    def client(self, host: str, brokers: Iterable[str] | None = None) -> Client:
+        """Make a client on a host of its own, which knows these brokers, or all."""
+        self._introduce(host)
         return connect(
-            self.url,
+            self.url_of(brokers or self.machines),
             timeout=self.patience_s or 5.0,
-            name="operator",
-            network=self.network.host("operator"),
+            name=host,
+            network=self.network.host(host),
             clock=self.simulation.clock,
             random=self.random,
         )
@@ -462,6 +537,11 @@ def simulate_cluster(seed: int, favoured: str = "") -> Counts:
     A name that no fault has is an error.
     """
     return _simulate(seed, SEVERAL_BROKERS, favoured)
+
+
+def simulate_replicas(seed: int) -> Counts:
+    """Run one seed with three to five brokers and a topic with replicas; see `simulate_cluster`."""
+    return _simulate(seed, SEVERAL_BROKERS, REPLICAS)
 
 
 def _simulate(seed: int, shape: ClusterShape, favoured: str) -> Counts:

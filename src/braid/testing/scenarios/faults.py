@@ -12,13 +12,19 @@ the next fault waits until that broker is back.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from braid.broker.broker import Broker
+from braid.broker.groups.controllers import Controller
+from braid.metadata import paths
+from braid.metadata.store import Delete
 from braid.model.errors import BraidError, TimedOut
 from braid.testing.checkers.history import PromiseBroken
+from braid.testing.scenarios.inspector import PATH
 from braid.testing.scenarios.machine import SLOW_DISK, BrokerMachine
+from braid.testing.scenarios.replicas import REPLICAS
 from braid.testing.sim.disk import NO_FAULTS
 
 if TYPE_CHECKING:
@@ -49,6 +55,8 @@ class ClusterFaults:
         chosen = [(action, alone if self._cluster.alone else several) for action, alone, several in table]
         if self._cluster.zombies:
             favoured = "freeze"
+        elif favoured == REPLICAS:
+            favoured = ""  # They are there, and everything happens as often as otherwise.
         names = [action.__name__.strip("_") for action, _ in chosen]
         if favoured and favoured not in names:
             raise ValueError(f"there is no fault {favoured!r} to favour; the faults are {', '.join(sorted(names))}")
@@ -62,6 +70,7 @@ class ClusterFaults:
         """What no client notices. The numbers say how often: with one broker, and with several."""
         operator, deletes = self._cluster.operator, 5 if self._cluster.retention else 0
         transitions = 6 if self._cluster.transitions else 0
+        replicas = self._cluster.replicas
         return [
             (self._rest, 8, 4),
             (operator.move, 0, 8),
@@ -75,11 +84,14 @@ class ClusterFaults:
             (self._let_client_leave, 2, 2),
             (self._jump_clock, 1, 1),
             (self._let_views_lag, 1, 2 + transitions // 3),
+            (self._downgrade, 0, 1 if transitions and not replicas.there else 0),  # It could hold no replica.
+            (replicas.change_replicas, 0, 8 if replicas.change else 0),
         ]
 
     def _hard(self) -> list[tuple[Action, int, int]]:
         operator = self._cluster.operator
         seeks, sleeps = (5, 2) if self._cluster.transitions else (2, 0)
+        replicas, copies = self._cluster.replicas, 1 if self._cluster.replicas.there else 0
         return [
             (self._crash_broker, 5, 4),
             (self._crash_at_write, 2, 4),
@@ -94,11 +106,14 @@ class ClusterFaults:
             (self._change_network, 2, 1),
             (self._crash_client, 4, 2),
             (self._freeze_client, 0, sleeps),
+            (self._depose_leaders, 0, sleeps),
             (operator.seek, 5, seeks),
             (operator.race, 2, 3),
             (operator.use_brief_subscription, 2, 1),
             (operator.recover, 0, 6 if self._cluster.lossy else 0),
             (self._replace_disk, 0, 3 if self._cluster.lossy else 0),
+            (replicas.lose_disk, 0, 5 * copies),
+            (replicas.pause, 0, copies),
         ]
 
     # ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -236,20 +251,54 @@ class ClusterFaults:
 
         self._cluster.operator.in_background(strike())
 
+    def stand_still(self, machine: BrokerMachine) -> None:
+        """Freeze a broker for about as long as its lease lives: clients may still wait for it then."""
+        if not machine.up or machine.busy:
+            return
+        machine.busy = True
+
+        async def stand_still() -> None:
+            try:
+                await self._freeze_for(machine, machine.lease_ttl_s * self._random.uniform(0.6, 1.3))
+            finally:
+                machine.busy = False
+
+        self._cluster.operator.in_background(stand_still())
+
     async def _replace_disk(self) -> None:
         """A broker comes back under its id, and its disk does not. An operator hears of it, or nobody."""
 
         async def replace(machine: BrokerMachine) -> None:
             self._cluster.counts.replaced_disks += 1
-            self._cluster.note(f"{machine.id} loses its disk")
-            self.crash(machine, power_loss=True)
-            machine.replace_disk()
-            await asyncio.sleep(self._random.choice(NEW_DISK_S))
-            await self.start(machine)
+            self._lose(machine)
+            await self._replace(machine)
 
         await self._with_machine(replace)
         if self._random.random() < 0.5:
             await self._cluster.operator.recover()
+
+    def lose_disk(self, machine: BrokerMachine) -> None:
+        """A broker of a replicated topic loses its disk, and comes back without it."""
+        machine.busy = True
+
+        async def replace() -> None:
+            try:
+                await self._replace(machine)
+            finally:
+                machine.busy = False
+
+        self._cluster.counts.lost_disks += 1
+        self._lose(machine)
+        self._cluster.operator.in_background(replace())
+
+    def _lose(self, machine: BrokerMachine) -> None:
+        self._cluster.note(f"{machine.id} loses its disk")
+        self.crash(machine, power_loss=True)
+        machine.replace_disk()
+
+    async def _replace(self, machine: BrokerMachine) -> None:
+        await asyncio.sleep(self._random.choice(NEW_DISK_S))
+        await self.start(machine)
 
     async def _crash_at_write(self) -> None:
         """Most steps of moves, openings and the leader's work are writes to the metadata store."""
@@ -291,6 +340,42 @@ class ClusterFaults:
 
         await self._with_machine(restart)
 
+    async def _downgrade(self) -> None:
+        """A broker is replaced by one of an earlier version, and later upgraded again."""
+        await self._with_machine(self._run_earlier_version)
+
+    def join_earlier_version(self, machine: BrokerMachine) -> None:
+        """Let a broker of an earlier version join in the middle of whatever happens."""
+        if not machine.up or machine.busy:
+            return
+        machine.busy = True
+
+        async def join() -> None:
+            try:
+                await self._run_earlier_version(machine)
+            finally:
+                machine.busy = False
+
+        self._cluster.operator.in_background(join())
+
+    async def _run_earlier_version(self, machine: BrokerMachine) -> None:
+        self._cluster.counts.downgrades += 1
+        self._cluster.note(f"{machine.id} is to run an earlier version")
+        machine.earlier, machine.upgraded_at = True, math.inf
+        try:
+            await self._replace_process(machine)
+            await asyncio.sleep(self._random.choice([2.0, 5.0, 15.0]))
+        finally:
+            machine.earlier = False
+        await self._replace_process(machine)
+        machine.upgraded_at = self._cluster.simulation.clock.monotonic()
+
+    async def _replace_process(self, machine: BrokerMachine) -> None:
+        if self._cluster.gentle or self._random.random() < 0.5:
+            return await self.restart_in_order(machine)
+        self.crash(machine)
+        return await self.start(machine)
+
     async def _freeze(self) -> None:
         """Often for longer than the lease lives, and in the middle of a write, which then comes to its end unseen."""
 
@@ -313,7 +398,7 @@ class ClusterFaults:
         machine.freeze()
         await asyncio.sleep(seconds)
         self._cluster.note(f"{machine.id} goes on")
-        machine.thaw()
+        machine.thaw(asleep=not self._cluster.transitions or self._random.random() < 0.5)
 
     # ── the metadata store, disks and storage ────────────────────────────────────────────────────────────────────────
 
@@ -363,9 +448,27 @@ class ClusterFaults:
         connection = machine.metadata
         if connection is None:
             return
+        machine.lagging = True
         connection.lag()
         await asyncio.sleep(seconds)
         connection.catch_up()
+        machine.lagging = False
+
+    async def _depose_leaders(self) -> None:
+        """Another broker becomes the cluster leader, or the topic's controller, and the former one does not hear of it:
+        for a while, two believe that they lead."""
+        key = self._random.choice([paths.CLUSTER_LEADER, paths.controller(PATH)])
+        entry = self._cluster.store._server.get(key)
+        if entry is None:
+            return
+        leads = key == paths.CLUSTER_LEADER
+        machine = self._cluster.machines[entry.value.decode() if leads else Controller.from_json(entry.value).broker]
+        if not machine.up or machine.busy:
+            return
+        self._cluster.note(f"{machine.id} is deposed: {key}")
+        self.let_view_lag(machine)
+        await asyncio.sleep(0)  # From now on it hears nothing.
+        await self._cluster.store.txn([], [Delete(key)])
 
     async def _delete_old_records(self) -> None:
         self.keep_house()

@@ -27,6 +27,7 @@ from braid.storage.log.log import Appended
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.ownership_checker import Segment
 from braid.testing.checkers.topic_history import Record
+from braid.testing.checkers.transition_checker import TransitionChecker
 from braid.testing.scenarios.clients import RACED, TOPIC
 from braid.testing.scenarios.machine import BrokerMachine
 
@@ -45,6 +46,10 @@ Log = dict[int, list[Record | None]]
 class Inspector:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
+        self.transitions: Final = TransitionChecker(
+            PATH, lambda: cluster.layouts.segments(PATH), self.segments, cluster.failed
+        )
+        self._two_leaders = False
         self._known: dict[OwnedSegment, Broker] = {}
         self._confirmed: dict[int, int] = {}
         """By segment, up to where consumers could see it last."""
@@ -60,8 +65,6 @@ class Inspector:
         """By segment that was continued with a loss, what chunks had when the loss was accepted."""
         self._cursors_seen: dict[OwnedSegment, Revision] = {}
         """By segment that is open, the revision of the store at which its stored cursors were looked at last."""
-        self._ended: dict[int, frozenset[int]] = {}
-        """By segment whose log has ended, the producers that it knew."""
         self._topic: tuple[Revision, Topic] | None = None
         """The topic as it was last read."""
 
@@ -70,8 +73,25 @@ class Inspector:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
+            self._count_leaders()
             for machine in self._cluster.machines.values():
                 self._look_now(machine)
+                if self._cluster.transitions and machine.up:
+                    await self._look_at_change(machine)
+
+    def _count_leaders(self) -> None:
+        """Count how often a second broker begins to believe that it leads the cluster."""
+        brokers = [machine.broker for machine in self._cluster.machines.values() if machine.broker is not None]
+        two = sum(broker.cluster.leader.leading for broker in brokers) > 1
+        self._cluster.counts.two_leaders += two and not self._two_leaders
+        self._two_leaders = two
+
+    async def _look_at_change(self, machine: BrokerMachine) -> None:
+        assert machine.broker is not None
+        try:
+            await self.transitions.look(machine.broker)
+        except PromiseBroken as error:
+            self._cluster.failed(error)
 
     def look_around(self) -> None:
         for machine in self._cluster.machines.values():
@@ -83,6 +103,9 @@ class Inspector:
         assert broker is not None
         broker.segments.on_open.append(lambda _: self._look_now(machine))
         self._follow_groups(broker)
+        self.transitions.follow(broker)
+        self._cluster.replicas.delay_answers(broker)
+        machine.last_disk = None
         self.look(machine)
 
     def _look_now(self, machine: BrokerMachine) -> None:
@@ -98,11 +121,13 @@ class Inspector:
         if broker.failed.done():
             raise broker.failed.result()
         self._check_lease(broker)
+        self._cluster.replicas.check_files(machine)
         for segment in broker.segments.of_topic(PATH):
             if segment not in self._known:
                 self._meet(segment, broker)
             self._check_channels(segment)
             self._check_cursors(segment, broker)
+            self._cluster.replicas.check_producers(segment)
             self._cluster.history.deleted(segment.name.id, segment.earliest)
         if self._cluster.transitions:
             self._check_reading_order(broker)
@@ -124,17 +149,8 @@ class Inspector:
         record = self._record(segment.name)
         if record is not None and record.is_held_by(broker.id, segment.epoch):
             self._cluster.history.begins(number, segment.earliest)
-        self._check_inherited(segment)
+        self.transitions.meet(segment, record)
         self._follow(segment, broker)
-
-    def _check_inherited(self, segment: OwnedSegment) -> None:
-        """I10: a child that is opened again knows the producers of its parents."""
-        record, known = self._record(segment.name), self._cluster.layouts.segments(PATH)
-        if record is None or not record.inherited:
-            return
-        for parent in known[segment.name.id].parent_ids:
-            if missing := self._ended.get(parent, frozenset()) - set(segment.storage.log._producers):
-                raise PromiseBroken("I10", f"{segment.name} does not know producers of {parent}: {sorted(missing)}")
 
     def _follow(self, segment: OwnedSegment, broker: Broker) -> None:
         """I3: what is confirmed is confirmed by its owner, under a lease that lives, in no earlier epoch.
@@ -170,6 +186,8 @@ class Inspector:
             if segment.epoch < self._epochs.get(number, 0):
                 self._cluster.failed(PromiseBroken("I3", f"{what}, after epoch {self._epochs[number]} had confirmed"))
             self._epochs[number] = segment.epoch
+            if record is not None:
+                self._cluster.replicas.on_confirmed(segment.name, value - 1, record)
 
         confirmed.follow(rises, first=True)
         confirmed.follow(risen)
@@ -341,7 +359,7 @@ class Inspector:
         if segment[0] == PATH:
             number = int(segment[1].rpartition("-")[2])
             self._least_ends[number] = frontier.next_offset if frontier is not None else 0
-            self._ended.pop(number, None)
+            self.transitions.forget_end(number)
             self._cluster.history.lost({number: self._confirmed.get(number, 0)})
             self._cluster.history.stopped()
 
@@ -372,14 +390,17 @@ class Inspector:
                         "acks", f"{segment} is sealed; {name} was at {offset}, {entry.value!r} is stored"
                     )
 
-    def on_record(self, path: str, descriptor: str, record: Ownership) -> None:
-        """Note what a log knows when it ends."""
+    def on_record(self, path: str, descriptor: str, record: Ownership) -> bool:
+        """Return whether this record is the first one that says that a log of the topic has ended."""
+        if path != PATH or record.ended_at is None:
+            return False
         number = SegmentName.at(path, descriptor).id
-        if path != PATH or record.ended_at is None or number in self._ended:
-            return
-        for known, broker in self._known.items():
-            if (known.name.id, known.epoch, broker.id) == (number, record.epoch, record.owner):
-                self._ended[number] = frozenset(known.storage.log._producers)
+        ended = [
+            known
+            for known, broker in self._known.items()
+            if (known.name.id, known.epoch, broker.id) == (number, record.epoch, record.owner)
+        ]
+        return any(self.transitions.note_end(each) for each in ended)
 
     def on_pruned(self, path: str, segment: SegmentId, end: Offset) -> None:
         """A call deletes a segment only when every subscription has left it (I5)."""
@@ -426,9 +447,12 @@ class Inspector:
         """Of one that is being continued with a loss: what chunks have of it."""
         return self._least_ends.get(segment, 0)
 
-    def owners(self) -> dict[int, str]:
+    def records(self) -> dict[int, Ownership]:
         records = {segment: self._record(self._name(segment)) for segment in self.segments()}
-        return {segment: record.owner for segment, record in records.items() if record is not None}
+        return {segment: record for segment, record in records.items() if record is not None}
+
+    def owners(self) -> dict[int, str]:
+        return {segment: record.owner for segment, record in self.records().items()}
 
     def served(self) -> dict[int, OwnedSegment]:
         """Those whose owner serves them, in the record's epoch, with no move ahead."""
@@ -496,7 +520,8 @@ class Inspector:
         absent = {broker.id: broker.segments.absent() for broker in brokers}
         members = {(each.id, name): each.groups.members(PATH, name) for each in brokers for name in missing}
         topic = self.topic()
-        return f"{topic=}, {records=}, {ends=}, {missing=}, {members=}, {cursors=}, {absent=}"
+        followers = {number: segment.followers for number, segment in served.items()}
+        return f"{topic=}, {records=}, {ends=}, {missing=}, {members=}, {cursors=}, {absent=}, {followers=}"
 
     async def read_storage(self) -> Log:
         """Straight from storage: offsets without a gap (I1), epochs that never go back (I3)."""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 REFUSED_LAYOUTS: Final = (TransitionRefused, TransitionRunning, SegmentNotFound)
 """Another change is under way, or has just been carried out."""
 CHANGE_TIMEOUT_S: Final = 20.0
+UPGRADE: Final = "upgrade it"
+"""Stands in what a call is told that a broker of an earlier version holds up."""
+FORGOTTEN_S: Final = 30.0
+"""Brokers whose views lag, and answers that are late, tell of an earlier version for so long after its upgrade."""
 MOST_SEGMENTS: Final = 5
 """That take writes."""
 DELETE_S: Final = 30.0
@@ -55,7 +59,23 @@ class LayoutOperator:
             await operator.use_brief_subscription()
 
     def _begin(self, work: Callable[[], Awaitable[Any]]) -> None:
-        self._operator.in_background(self._operator.tolerantly(work, REFUSED_LAYOUTS))
+        async def begin() -> None:
+            try:
+                await work()
+            except TransitionRefused as error:
+                self._check_reason(error)
+                raise
+
+        self._operator.in_background(self._operator.tolerantly(begin, REFUSED_LAYOUTS))
+
+    def _check_reason(self, error: TransitionRefused) -> None:
+        """A call is refused because of an earlier version only while there is one, or shortly after."""
+        if UPGRADE not in str(error):
+            return
+        self._cluster.counts.layouts_refused += 1
+        now, machines = self._cluster.simulation.clock.monotonic(), self._cluster.machines.values()
+        if not any(now - each.upgraded_at < FORGOTTEN_S for each in machines):
+            raise PromiseBroken("versions", f"every broker knows changes of a layout: {error!r}")
 
     async def _change_layout(self) -> None:
         random = self._random
@@ -126,6 +146,12 @@ class LayoutOperator:
                     if clock.monotonic() > deadline:
                         raise PromiseBroken("deleting", f"nothing needs {info}, and it stays: {error!r}") from error
                     await asyncio.sleep(0.5)
+
+    async def terminate_any(self) -> None:
+        """Let a new segment take the place of one that takes writes."""
+        info = self._random.choice(self._cluster.inspector.topic().layout.active)
+        terminate = partial(self._admin.terminate_segment, TOPIC, _descriptor(info), timeout=CHANGE_TIMEOUT_S)
+        await self._operator.surely(terminate)
 
     # Auto-scaling.
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+
+import msgspec
 
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
+from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
+from braid.metadata.store import Condition, Operation, Put, TxnResult
+from braid.model.cluster import Registration
 from braid.testing.sim.clock import SimulatedClock
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import OUTSIDE, Process, Simulation
@@ -34,16 +39,24 @@ class BrokerMachine:
         self.id = config.id
         self.lease_ttl_s = config.lease_ttl_s
         self.disk = SimulatedDisk(simulation.random)
+        self.last_disk: SimulatedDisk | None = None
+        """The disk that was lost, until a broker with another one is open: its last answers may still be under way."""
         self.process: Process | None = None
         self.broker: Broker | None = None
         """Set while the broker is open."""
         self.frozen = False
+        self.lagging = False
+        """Its broker does not hear what others write to the metadata store."""
         self.busy = False
         """A fault is stopping, starting or freezing this machine."""
         self.disk_failed = False
         """Whether the disk was replaced, or has failed syncs and reads: only then may its records be given up."""
         self.disk_was_full = False
         """Whether the disk has had a limit: then its broker may serve readers without room to begin."""
+        self.earlier = False
+        """Whether its next process is of a version that does not know changes of the layout."""
+        self.upgraded_at = -math.inf
+        """When the last process of such a version was replaced; infinite while there is one."""
         self.metadata: MemoryStore | None = None
         """The present process's connection to the metadata store."""
         self.objects: FaultyObjects | None = None
@@ -84,6 +97,8 @@ class BrokerMachine:
             self.objects = FaultyObjects(self._shared, self._random, self.object_faults)
         self.process = self._simulation.process(self.id)
         self.metadata = self._store.client(self.id)
+        if self.earlier:
+            _announce_no_features(self.metadata)
         self.metadata.fault = self._metadata_fault
         self.metadata.delay_s = self._draw_metadata_delay
         self.clock = self._simulation.clock.skewed(self._random.randrange(-5_000_000, 5_000_000))
@@ -134,11 +149,15 @@ class BrokerMachine:
         for peer in self._peers:
             self._network.cut(self.id, peer)
 
-    def thaw(self) -> None:
+    def thaw(self, *, asleep: bool = True) -> None:
+        """A machine that was `asleep` hears of what was sent meanwhile a little later. Otherwise only the process stood
+        still: it finds what has arrived before it notices how late it is."""
         if self.process is not None and self.frozen:
             self.frozen = False
             self.process.thaw()
             self._network.heal(self.id)
+            if not asleep:
+                asyncio.get_running_loop().call_soon(self._network.arrive, self.id, context=OUTSIDE)
 
     def jump_clock(self, seconds: int) -> None:
         self.jumped_at = self._simulation.clock.monotonic()
@@ -149,6 +168,7 @@ class BrokerMachine:
     def replace_disk(self) -> None:
         """Put an empty disk into a machine that does not run."""
         assert self.process is None
+        self.last_disk = self.disk
         self.disk = SimulatedDisk(self._random, faults=self.disk.faults)
         self.disk_failed = True
 
@@ -223,3 +243,20 @@ class BrokerMachine:
             loop.call_soon(action, context=OUTSIDE)
         else:
             loop.call_soon(self._later, turns - 1, action, context=OUTSIDE)
+
+
+def _announce_no_features(store: MemoryStore) -> None:
+    """Let a broker register as one of an earlier version does. Otherwise it does what this version does."""
+    txn = store.txn
+
+    async def txn_of_earlier_version(conditions: Sequence[Condition], operations: Sequence[Operation]) -> TxnResult:
+        return await txn(conditions, [_earlier(each) for each in operations])
+
+    store.txn = txn_of_earlier_version  # type: ignore[method-assign]
+
+
+def _earlier(operation: Operation) -> Operation:
+    if not isinstance(operation, Put) or not operation.key.startswith(paths.BROKERS_PREFIX):
+        return operation
+    registered = msgspec.structs.replace(Registration.from_json(operation.value), version="0.0.9", features=())
+    return Put(operation.key, registered.to_json(), operation.lease)

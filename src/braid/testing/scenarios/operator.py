@@ -333,11 +333,12 @@ class Operator:
             for _ in range(self._random.choice([1, 1, 2])):
                 await self._use_topic(name)
 
-        self.in_background(self.tolerantly(use))
+        # Too few brokers may be there for its replicas.
+        self.in_background(self.tolerantly(use, (InvalidArgument,) if self._cluster.replicas.there else ()))
 
     async def _use_topic(self, name: str) -> None:
         random, cluster = self._random, self._cluster
-        await self._admin.create_topic(name, segments=random.randint(1, 3))
+        await self._admin.create_topic(name, segments=random.randint(1, 3), **cluster.replicas.side_policy())
         moving: asyncio.Task[None] | None = None
         if not cluster.alone and random.random() < 0.7:
             move = self._admin.move(name, to=random.choice([None, *cluster.machines]), timeout=MOVE_TIMEOUT_S)

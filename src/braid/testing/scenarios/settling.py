@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from braid.broker.layouts.finalizing import ADOPTION_S
 from braid.client.consuming.checkpoint import END, ConsumerCheckpoint
 from braid.model.errors import OffsetOutOfRange, SegmentNotFound
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Log
-from braid.testing.scenarios.clients import TOPIC
+from braid.testing.scenarios.clients import TOPIC, silence
+from braid.testing.scenarios.inspector import PATH
+from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import SIDE_TOPICS
 
 if TYPE_CHECKING:
@@ -24,6 +27,11 @@ if TYPE_CHECKING:
 
 SETTLE_S: Final = 180.0
 """When the faults are over: leases, graces and pauses run out, dead connections are noticed, everything is read."""
+FINALIZE_S: Final = ADOPTION_S + 20.0
+"""When nothing needs the parents of a change, it ends within this time, also beside clients that never tell what they
+know."""
+REPORT_S: Final = 10.0
+"""Within this time, the reports of all brokers tell what clients know."""
 DELETED_FILES_S: Final = 10.0
 """Brokers that owned nothing of a topic remove their files of it by themselves, soon after it is deleted."""
 
@@ -55,6 +63,7 @@ class Settling:
             self._operator.in_background(self._operator.recover_all())
         if cluster.scales:
             await self._operator.layouts.stop_scaling()
+        await cluster.replicas.settle()
         await self._operator.delete_brief_subscriptions()
         for name in SIDE_TOPICS:
             await self._delete_side_topic(name)
@@ -65,10 +74,12 @@ class Settling:
         await self._until(inspector.layout_is_steady, "every change of the layout has come to its end")
         await self._until(inspector.all_served, "every segment is served, and none is about to move")
         await self._until(self._nobody_publishes, "every producer is done")
+        # Records that too few replicas hold are confirmed as soon as enough of them do.
+        await self._until(cluster.replicas.all_in_sync, "every replica holds everything")
         await self._until(inspector.all_read, "every subscription is read to its end")
         await self._until(inspector.all_acked, "every ack has arrived")
         await self._operator.let_go_of_parents()
-        await self._until(inspector.is_finalized, "the last change of the layout is finalized")
+        await self._until(inspector.is_finalized, "the last change of the layout is finalized", FINALIZE_S)
         if cluster.transitions and cluster.retention:
             await self._ended(cluster.faults.keep_house(), "keeping house")  # Nothing holds parents back any more.
         elif cluster.transitions and cluster.random.random() < 0.3:
@@ -94,6 +105,8 @@ class Settling:
         for machine in cluster.machines.values():
             await cluster.faults.start(machine)
         await self._until(self._inspector.all_served, "every segment is served after all brokers were stopped")
+        await self._until(cluster.replicas.all_in_sync, "every replica holds everything")
+        await cluster.replicas.check_copies()
         self._inspector.look_around()
         stored = await self._inspector.read_storage()
         log = cluster.history.whole(stored)
@@ -134,10 +147,12 @@ class Settling:
         counts.handed_out = sum(
             len(handed) for each in history.subscriptions.values() for handed in each.handed.values()
         )
+        counts.votes = ownership.votes
         counts.moves, counts.accepted_losses = ownership.moves, ownership.accepted_losses
         layouts = self._cluster.layouts
         counts.layouts, counts.layouts_taken_back = layouts.committed, layouts.aborted
         counts.segments_pruned = layouts.pruned
+        counts.layouts_timed_out = self._cluster.ends.timed_out
         counts.layouts_by_load = self._cluster.scaling.begun
 
     # ── brokers and clients ──────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +168,28 @@ class Settling:
         await self._operator.surely(lambda: admin.drain(drained))
         await self._until(lambda: drained not in self._inspector.owners().values(), f"{drained} is drained")
         await self._until(self._inspector.all_acked, "every ack has survived the moves")
+        if self._cluster.transitions and self._cluster.random.random() < 0.4:
+            await self._lose_after_a_change(self._cluster.machines[drained])
         await self._operator.surely(lambda: admin.activate(drained))
+
+    async def _lose_after_a_change(self, machine: BrokerMachine) -> None:
+        """A broker without segments dies, and its last report tells of a client that does not know a change. The report
+        goes with the lease of the broker, so it does not hold up the end of the change."""
+        cluster = self._cluster
+        cluster.counts.frozen_reports += 1
+        async with cluster.client("silent", [machine.id]) as client:
+            await client.routing.topic(PATH)
+            silence(client)
+            await asyncio.sleep(REPORT_S)
+            await self._operator.layouts.terminate_any()
+            await self._operator.let_go_of_parents()
+            await asyncio.sleep(REPORT_S)
+            await client.abandon()
+        cluster.faults.crash(machine)
+        others_tell = not any(each.silent for each in cluster.clients.values())
+        within_s = REPORT_S + cluster.most_lease_s if others_tell else FINALIZE_S
+        await self._until(self._inspector.is_finalized, "a change ends without a broker that is gone", within_s)
+        await cluster.faults.start(machine)
 
     async def _let_clients_leave(self) -> None:
         clients = self._cluster.clients.values()
@@ -201,13 +237,13 @@ class Settling:
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+    async def _until(self, condition: Callable[[], bool], what: str, within_s: float = SETTLE_S) -> None:
         clock = self._cluster.simulation.clock
-        deadline = clock.monotonic() + SETTLE_S
+        deadline = clock.monotonic() + within_s
         while not condition():
             self._cluster.check_alive()
             if clock.monotonic() > deadline:
-                raise PromiseBroken("progress", f"not after {SETTLE_S:g} s: {what}; {self._inspector.whereabouts()}")
+                raise PromiseBroken("progress", f"not after {within_s:g} s: {what}; {self._inspector.whereabouts()}")
             await asyncio.sleep(0.2)
 
     async def _ended(self, tasks: Iterable[asyncio.Task[Any]], what: str) -> None:

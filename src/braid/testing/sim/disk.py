@@ -15,7 +15,7 @@ Everything is drawn from the one `random`, so a seed decides all of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from posixpath import normpath
 from random import Random
 from typing import Any, TypeVar
@@ -101,6 +101,14 @@ class SimulatedDisk:
     def paths(self) -> list[str]:
         """The paths of all files, sorted."""
         return sorted(self._device.names.files)
+
+    def files(self) -> Mapping[str, SectorFile]:
+        """All files by their paths, in no order."""
+        return self._device.names.files
+
+    def unlinked_writes(self) -> list[str]:
+        """Return the files that had no name any more when a sync of what was written to them ended well."""
+        return self._device.unlinked_writes
 
     def content(self, path: str) -> bytes:
         """What a read of the whole file would return now."""
@@ -266,6 +274,7 @@ class _Device:
         self.locks: dict[str, int] = {}
         """Locked folders, with the boot in which each was locked: a lock dies with its process."""
         self.boot = 0
+        self.unlinked_writes: list[str] = []
         self._in_flight: dict[_InFlight, None] = {}
 
     def start(self, operation: Operation[T], at_end: Callable[[], None] = lambda: None) -> asyncio.Future[T]:
@@ -392,6 +401,8 @@ class _Device:
         self._touched(file).write(position, data, self.random)
         if sync:
             yield from self.sync(path, file)
+            if not self.names.has(path, file):
+                self.unlinked_writes.append(path)
 
     def sync(self, path: str, file: SectorFile) -> Operation[None]:
         unsynced = file.begin_sync()

@@ -72,6 +72,10 @@ class Names:
             raise FileMissing(f"could not find {path}: there is no such file")
         return self.files[path]
 
+    def has(self, path: str, file: SectorFile) -> bool:
+        """Tell whether the file has a name: the one under which it was opened, or another one since."""
+        return self.files.get(normpath(path)) is file or any(each is file for each in self.files.values())
+
     def list_folders(self, folder: str) -> list[str]:
         folder = self._listed(folder)
         return sorted(basename(path) for path in self._folders if parent(path) == folder and path not in ROOTS)

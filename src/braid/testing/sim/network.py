@@ -82,6 +82,13 @@ class SimulatedNetwork:
         self._cuts = {pair for pair in self._cuts if not {a, b} - {None} <= set(pair)}
         self._wake()
 
+    def arrive(self, name: str) -> None:
+        """Let everything that is on its way to a host arrive now. A kernel goes on receiving while a process stands
+        still: the process finds these bytes before its timers."""
+        for end in tuple(self._ends):
+            if end.peer.host.name == name:
+                end.send_now()
+
     def reset(self, a: str, b: str) -> None:
         for end in tuple(self._ends):
             if {end.host.name, end.peer.host.name} == {a, b}:
@@ -243,6 +250,10 @@ class StreamEnd(asyncio.Transport):
         if not (self._sending or self.over) and (self._buffer or (self._end_asked and not self._end_sent)):
             self._sending = True
             self._network.later(self._send)
+
+    def send_now(self) -> None:
+        if self._buffer and not self.over:
+            self._send()
 
     def lose(self, error: Exception | None) -> None:
         """The connection is over here, whatever the other side knows of it. The protocol is told if its host is up."""
