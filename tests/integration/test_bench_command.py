@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from braid.cli import main, target
-from braid.cli.bench import move, replication, segments
+from braid.cli.bench import move, replication, scale, segments
 from braid.cli.target import Target, ask
 from tests.kits.forked_broker import ForkedBroker
 
@@ -161,6 +161,38 @@ def test_replicas_are_measured_and_a_fail_over_shows_no_error(bench: Bench) -> N
     assert fail_over["detectedMs"] > 0
     assert fail_over["confirmedMs"] > 0
     assert result["errors"] == 0
+
+
+def test_changes_of_the_layout_are_measured_beside_moves_and_then_made_many_times(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scale, "REST_S", 0.1)
+    done = bench.run(
+        "scale", "--history", "10KiB", "--history", "1MiB", "--rounds", "1", "--rate", "500", "--changes", "8", "--json"
+    )
+
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    for result in answer["results"]:
+        assert [each["change"] for each in result["changes"]] == ["move", "split", "merge", "1 → 4", "4 → 7", "7 → 1"]
+        assert (result["lost"], result["twice"], result["errors"]) == (0, 0, 0)
+        assert result["records"] > 100
+        assert all(min(each["producerMs"] + each["consumerMs"] + each["tookMs"]) > 0 for each in result["changes"])
+    assert [each["changes"] for each in answer["afterChanges"]] == [2, 4, 6, 8]
+    made = [each["segmentsMade"] for each in answer["afterChanges"]]
+    assert made == [11, 14, 17, 20], "a split makes two, a merge one"
+    for each in answer["afterChanges"]:
+        assert 8 <= each["segments"] <= each["segmentsMade"]
+        assert each["segments"] * 50 < each["topicBytes"] < each["metadataBytes"]
+        assert min(each["pushBytes"], each["lookupNs"], each["changeMs"], each["rssBytes"]) > 0
+    assert "memory of the brokers, 8 changes / 2" in answer["ratios"]
+    assert sum(name.startswith("producer's pause, 4 → 7") for name in answer["ratios"]) == 2, "of a move, of sizes"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_histories_of_bench_scale_are_those_of_the_bar() -> None:
+    (option,) = [each for each in scale.scale.params if each.name == "histories"]
+    assert option.default == ("10MiB", "4GiB")
 
 
 def test_many_segments_are_measured(bench: Bench, tmp_path: Path) -> None:

@@ -108,7 +108,10 @@ class OwnCluster:
     @property
     def url(self) -> str:
         """The URL of all brokers that were started."""
-        started = [broker.url for broker in self.brokers.values() if broker.url]
+        return self.url_without()
+
+    def url_without(self, *names: str) -> str:
+        started = [broker.url for name, broker in self.brokers.items() if broker.url and name not in names]
         return "braid://" + ",".join(url.removeprefix("braid://") for url in started)
 
 

@@ -34,6 +34,8 @@ DEFAULT_BATCH_BYTES: Final = 256 << 10
 WARM_UP_S: Final = 0.5
 """The start of a latency measurement. Records that are sent in this time do not count."""
 SUBSCRIPTION: Final = "bench"
+WORKER: Final = "braid.cli.bench.worker"
+"""The module that a worker process runs. Another module may do the same work with another broker's client."""
 
 
 class Observer(Protocol):
@@ -46,9 +48,9 @@ class Observer(Protocol):
 
 
 class WorkerProcess:
-    def __init__(self, work: Work, observer: Observer | None = None) -> None:
+    def __init__(self, work: Work, observer: Observer | None = None, module: str = WORKER) -> None:
         self._observer = observer
-        command = [sys.executable, "-m", "braid.cli.bench.worker"]
+        command = [sys.executable, "-m", module]
         self._process = subprocess.Popen(  # noqa: S603 (our own command)
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -93,16 +95,16 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker(work: Work, observer: Observer | None = None) -> Iterator[WorkerProcess]:
-    process = WorkerProcess(work, observer)
+def worker(work: Work, observer: Observer | None = None, module: str = WORKER) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(work, observer, module)
     try:
         yield process
     finally:
         process.end()
 
 
-def run_worker(work: Work, observer: Observer | None = None) -> Done:
-    with worker(work, observer) as process:
+def run_worker(work: Work, observer: Observer | None = None, module: str = WORKER) -> Done:
+    with worker(work, observer, module) as process:
         return process.wait_done()
 
 
@@ -128,6 +130,7 @@ def measure_publish(
     tasks: int | None = None,
     warm_up: bool = True,
     observer: Observer | None = None,
+    module: str = WORKER,
 ) -> Done:
     work = Publish(
         target=target,
@@ -139,7 +142,7 @@ def measure_publish(
         tasks=tasks or DEFAULT_TASKS[mode],
         warm_up=warm_up,
     )
-    return run_worker(work, observer)
+    return run_worker(work, observer, module)
 
 
 def fill(target: Target, topic: str, records: int, size: int, batch_bytes: int = DEFAULT_BATCH_BYTES) -> Done:
@@ -164,7 +167,14 @@ def measure_consume(
 
 
 def measure_latency(
-    target: Target, topic: str, *, rate: float, duration_s: float, size: int, observer: Observer | None = None
+    target: Target,
+    topic: str,
+    *,
+    rate: float,
+    duration_s: float,
+    size: int,
+    observer: Observer | None = None,
+    module: str = WORKER,
 ) -> Done:
     """Measure from the time at which each record was due until the consumer has it."""
     duration_s += WARM_UP_S
@@ -176,7 +186,7 @@ def measure_latency(
         warm_up_records=int(rate * WARM_UP_S),
     )
     send = LatencySend(target=target, topic=topic, rate=rate, duration_s=duration_s, size=size)
-    with worker(receive) as receiver:
+    with worker(receive, module=module) as receiver:
         receiver.wait_ready()
-        run_worker(send, observer)
+        run_worker(send, observer, module)
         return receiver.wait_done()

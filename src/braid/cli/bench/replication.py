@@ -9,7 +9,9 @@ again, under a steady load. At last a follower that was away catches up.
 - **fail-over**: from the kill of the owner until a record is confirmed again. The cluster *detects* the loss when the
   killed broker is not registered any more;
 - **catch-up**: bytes per second that a follower takes, beside a copy of as many bytes with one sync at the end. These
-  brokers share no storage: otherwise a follower takes only what is not in chunks.
+  brokers share no storage: otherwise a follower takes only what is not in chunks;
+- **many segments**: what a thousand of them cost while they are idle, and how long their fail-over takes
+  (segments.py).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +29,7 @@ import click
 import msgspec
 
 from braid.cli.bench.machine import machine_facts, machine_text
+from braid.cli.bench.segments import ManyReplicas, measure_many
 from braid.cli.bench.workload import Mode, SteadySend
 from braid.cli.target import Target, ask
 from braid.cli.terminal.output import Column, bytes_text, json_option, print_json, print_table
@@ -46,6 +50,7 @@ BATCH_BYTES: Final = 256 << 10
 RATE: Final = 1_000.0
 LOOK_S: Final = 0.01
 SETTLE_S: Final = 1.0
+IDLE_S: Final = 60.0
 PATIENCE_S: Final = 120.0
 
 
@@ -86,6 +91,7 @@ class ReplicationResult(msgspec.Struct, frozen=True, rename="camel"):
     errors: int
     """That producers saw during fail-overs."""
     catch_up: CatchUp | None = None
+    many: ManyReplicas | None = None
 
 
 class _Load(NamedTuple):
@@ -100,16 +106,19 @@ class _Load(NamedTuple):
 @click.option("--publish", "publish_bytes", type=SIZE, default="200MiB", show_default=True, help="For each round.")
 @click.option("--seconds", type=click.FloatRange(min=0.5), default=5, show_default=True, help="Of each latency.")
 @click.option("--kills", type=click.IntRange(min=0), default=3, show_default=True, help="Fail-overs.")
-@click.option("--catch-up", "catch_up_bytes", type=SIZE, default="1GiB", show_default=True, help="0: leave it out.")
+@click.option("--catch-up", "catch_up_bytes", type=SIZE, default="1GiB", show_default=True, help="Of one follower.")
+@click.option(
+    "--segments", type=click.IntRange(min=0), default=1_000, show_default=True, help="That are idle. 0: leave them out."
+)
 @json_option
 def replication(
-    rounds: int, publish_bytes: int, seconds: float, kills: int, catch_up_bytes: int, as_json: bool
+    rounds: int, publish_bytes: int, seconds: float, kills: int, catch_up_bytes: int, segments: int, as_json: bool
 ) -> None:
     """Start three brokers, and compare a replicated topic with one that a single disk confirms.
 
     \b
     braid bench replication
-    braid bench replication --rounds 1 --publish 10MiB --seconds 1 --kills 1 --catch-up 10MiB
+    braid bench replication --rounds 1 --publish 10MiB --seconds 1 --kills 1 --catch-up 10MiB --segments 0
     """
     from braid.cli.bench.broker import own_cluster
 
@@ -117,23 +126,26 @@ def replication(
     with status_line("replication") as show:
         with own_cluster(BROKERS, shared=True) as cluster:
             result = _measure(cluster, load, show)
-        if catch_up_bytes:
-            with own_cluster(BROKERS, shared=False) as cluster:
-                caught_up = _catch_up(cluster, Target(url=cluster.url), catch_up_bytes, show)
+        with own_cluster(BROKERS, shared=False) as cluster:
+            caught_up = _catch_up(cluster, Target(url=cluster.url), catch_up_bytes, show)
             result = msgspec.structs.replace(result, catch_up=caught_up)
+        if segments:
+            with own_cluster(BROKERS, shared=True) as cluster:
+                many = measure_many(cluster, segments, BROKERS, CONFIRM, IDLE_S, show)
+                result = msgspec.structs.replace(result, many=many)
     _print(result, as_json=as_json)
 
 
 def _measure(cluster: OwnCluster, load: _Load, show: Callable[[str], None]) -> ReplicationResult:
     target = Target(url=cluster.url)
-    ask(target, lambda client: _create(client, PLAIN, replicated=False))
-    ask(target, lambda client: _create(client, REPLICATED, replicated=True))
+    ask(target, lambda client: create_topic(client, PLAIN, replicated=False))
+    ask(target, lambda client: create_topic(client, REPLICATED, replicated=True))
     publish, p50, p99 = (Pair([], []) for _ in range(3))
     for number in range(load.rounds):
         for topic in (PLAIN, REPLICATED):
             show(f"round {number + 1} of {load.rounds}, {topic}")
             _measure_once(target, topic, load, publish, p50, p99)
-    fail_overs, errors = _fail_over(cluster, target, load.kills, show) if load.kills else ([], 0)
+    fail_overs, errors = braid_fail_overs(cluster, load.kills, show) if load.kills else ([], 0)
     return ReplicationResult(publish, p50, p99, fail_overs, errors)
 
 
@@ -144,7 +156,7 @@ def _measure_once(target: Target, topic: str, load: _Load, publish: Pair, p50: P
     mode = Mode.SEND_TABLE
     done = measure_publish(target, topic, mode=mode, records=records, size=RECORD_BYTES, batch_bytes=BATCH_BYTES)
     fresh = f"{topic}-latency"  # Its consumer must not find records of the measurement before.
-    ask(target, lambda client: _create(client, fresh, replicated=topic == REPLICATED))
+    ask(target, lambda client: create_topic(client, fresh, replicated=topic == REPLICATED))
     latency = measure_latency(target, fresh, rate=RATE, duration_s=load.latency_s, size=RECORD_BYTES)
     ask(target, lambda client: client.admin.delete_topic(fresh, force=True))
     for pair, value in ((publish, done.rate), (p50, latency.latency_ms["p50"]), (p99, latency.latency_ms["p99"])):
@@ -154,20 +166,42 @@ def _measure_once(target: Target, topic: str, load: _Load, publish: Pair, p50: P
 # Fail-overs.
 
 
-def _fail_over(
-    cluster: OwnCluster, target: Target, kills: int, show: Callable[[str], None]
+def braid_fail_overs(
+    cluster: OwnCluster, kills: int, show: Callable[[str], None], *, frozen: bool = False
 ) -> tuple[list[FailOver], int]:
-    from braid.cli.bench.measure import worker
+    """Kill or freeze the owner of the replicated topic again and again. Count the errors that the producer saw, too."""
+    target = Target(url=cluster.url)
+    return measure_fail_overs(
+        SteadySend(target=target, topic=REPLICATED, rate=RATE, size=RECORD_BYTES),
+        kills,
+        lose_owner=lambda: _lose_owner(cluster, target, frozen=frozen),
+        wait_until_back=lambda: ask(target, lambda client: _in_sync(client, REPLICATED, behind=int(RATE))),
+        show=show,
+    )
+
+
+def measure_fail_overs(
+    load: SteadySend,
+    kills: int,
+    *,
+    lose_owner: Callable[[], tuple[int, int]],
+    wait_until_back: Callable[[], None],
+    show: Callable[[str], None],
+    module: str | None = None,
+) -> tuple[list[FailOver], int]:
+    """Measure how long records wait under this load. `lose_owner` returns when the owner was lost, and when the
+    cluster had noticed that. `module` names a worker for another broker than Braid."""
+    from braid.cli.bench.measure import WORKER, worker
 
     times: list[tuple[int, int]] = []
-    with worker(SteadySend(target=target, topic=REPLICATED, rate=RATE, size=RECORD_BYTES)) as sender:
+    with worker(load, module=module or WORKER) as sender:
         sender.wait_ready()
         time.sleep(SETTLE_S)
         for number in range(kills):
             show(f"fail-over {number + 1} of {kills}")
-            times.append(_kill_owner(cluster, target))
+            times.append(lose_owner())
             time.sleep(SETTLE_S)
-            ask(target, lambda client: _in_sync(client, REPLICATED, behind=int(RATE)))
+            wait_until_back()
         sender.stop()
         steady = sender.wait_done().steady
     assert steady is not None
@@ -181,16 +215,22 @@ def _fail_over(
     return found, steady.errors
 
 
-def _kill_owner(cluster: OwnCluster, target: Target) -> tuple[int, int]:
-    """Kill the owner, and start it again. Return when it was killed, and when the cluster had noticed that."""
+def _lose_owner(cluster: OwnCluster, target: Target, *, frozen: bool) -> tuple[int, int]:
+    """Kill or freeze the owner, and start it again. Return when it was lost, and when the cluster had noticed that."""
     owner = ask(target, lambda client: _owner_of(client, REPLICATED))
     broker = cluster.brokers[owner]
-    killed = time.monotonic_ns()
-    broker.kill()
-    ask(target, lambda client: _until(lambda: _is_gone(client, owner)))
+    # A frozen broker accepts connections and never answers.
+    others = Target(url=cluster.url_without(owner))
+    lost = time.monotonic_ns()
+    if frozen:
+        os.kill(broker.pid, signal.SIGSTOP)
+    else:
+        broker.kill()
+    ask(others, lambda client: _until(lambda: _is_gone(client, owner)))
     gone = time.monotonic_ns()
+    broker.end()
     broker.start()
-    return killed, gone
+    return lost, gone
 
 
 async def _is_gone(client: Client, broker: str) -> bool:
@@ -204,7 +244,7 @@ def _catch_up(cluster: OwnCluster, target: Target, size: int, show: Callable[[st
     from braid.cli.bench.measure import measure_publish
 
     show("catch-up: filling")
-    ask(target, lambda client: _create(client, CATCH_UP, replicated=True))
+    ask(target, lambda client: create_topic(client, CATCH_UP, replicated=True))
     owner = ask(target, lambda client: _owner_of(client, CATCH_UP))
     name, away = next((name, broker) for name, broker in cluster.brokers.items() if name != owner)
     away.kill()
@@ -240,7 +280,7 @@ async def _owner_of(client: Client, topic: str) -> str:
     return owner
 
 
-async def _create(client: Client, topic: str, *, replicated: bool) -> None:
+async def create_topic(client: Client, topic: str, *, replicated: bool) -> None:
     if replicated:
         await client.admin.create_topic(topic, replicas=BROKERS, confirm=CONFIRM)
         await _in_sync(client, topic)
@@ -314,6 +354,8 @@ def _print(result: ReplicationResult, *, as_json: bool) -> None:
             f"catch-up of {bytes_text(caught.history_bytes)}: {bytes_text(int(caught.follower_bytes_per_s))}/s, "
             f"{caught.ratio:.2f} of a plain copy"
         )
+    if result.many is not None:
+        click.echo(result.many)
     click.echo(f"\n{machine_text('three brokers of its own')} Medians of all rounds.")
 
 

@@ -3,7 +3,8 @@
 Two brokers, a producer and a consumer run in their own processes. The benchmark fills the topic. Then it moves, splits,
 merges and repartitions the topic again and again, while records with keys are sent and received at a steady rate. The
 pause is the longest time until a record that was due around the change was confirmed, or received. Records that are
-lost, repeated, or out of order for their key are counted.
+lost, repeated, or out of order for their key are counted. Afterwards another topic is changed very often
+(changes.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from braid.cli.bench.changes import AfterChanges, measure_often_changed
 from braid.cli.bench.machine import machine_facts, machine_text
 from braid.cli.bench.move import AFTER_NS, BEFORE_NS, TOPIC, move_all, under_load
 from braid.cli.bench.workload import Steady
@@ -32,6 +34,8 @@ REST_S: Final = 1.0
 OF_A_MOVE: Final = 2.0
 """How many times the pause of a move a change of the layout may take."""
 OF_SMALL_HISTORY: Final = 1.5
+OF_FEWER_CHANGES: Final = 1.25
+"""How many times the memory, and the time of a change, after a quarter of all changes they may be after all."""
 
 Change = tuple[str, Callable[["Client"], Awaitable[object]]]
 
@@ -42,26 +46,39 @@ Change = tuple[str, Callable[["Client"], Awaitable[object]]]
     "histories",
     type=SIZE,
     multiple=True,
-    default=("10MiB", "1GiB"),
+    default=("10MiB", "4GiB"),
     show_default=True,
     help="The size of the topic before the changes; may be repeated.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How often each is measured.")
 @click.option("--rate", type=click.FloatRange(min=1), default=20_000, show_default=True, help="Records per second.")
 @click.option("--size", type=SIZE, default=100, show_default=True, help="Bytes of a value.")
+@click.option(
+    "--changes",
+    type=click.IntRange(min=0),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Then change another topic so often, and look at what it costs. 0: do not.",
+)
 @json_option
-def scale(histories: tuple[int, ...], rounds: int, rate: float, size: int, as_json: bool) -> None:
+def scale(histories: tuple[int, ...], rounds: int, rate: float, size: int, changes: int, as_json: bool) -> None:
     """Start two brokers, and change the layout of a topic under load.
 
     \b
     braid bench scale
     braid bench scale --history 10MiB --rounds 3 --rate 5000
+    braid bench scale --history 10MiB --rounds 1 --changes 5000
     """
     rows: list[ScaleResult] = []
     for history in histories:
         with status_line(f"{bytes_text(history)} of history") as show:
             rows.append(measure_changes(ScaleCase(history, rounds, rate, size), show))
-    print_rows(rows, as_json=as_json)
+    after: list[AfterChanges] = []
+    if changes:
+        with status_line(f"{changes:,} changes") as show:
+            after = measure_often_changed(changes, show)
+    print_rows(rows, after, as_json=as_json)
 
 
 class ScaleCase(msgspec.Struct, frozen=True):
@@ -160,10 +177,11 @@ def _row(
     return ScaleResult(case.history_bytes, sent, consumer.lost, consumer.twice, producer.errors, changes)
 
 
-def print_rows(rows: Sequence[ScaleResult], *, as_json: bool) -> None:
-    ratios = ratios_of(rows)
+def print_rows(rows: Sequence[ScaleResult], after: Sequence[AfterChanges], *, as_json: bool) -> None:
+    ratios = ratios_of(rows) | growth_of(after)
     if as_json:
-        print_json({"bench": "scale", "machine": machine_facts(), "results": rows, "ratios": ratios})
+        facts = machine_facts()
+        print_json({"bench": "scale", "machine": facts, "results": rows, "afterChanges": after, "ratios": ratios})
         return
     columns = [Column("history"), Column("change")]
     columns += [
@@ -175,6 +193,10 @@ def print_rows(rows: Sequence[ScaleResult], *, as_json: bool) -> None:
             f"{bytes_text(row.history_bytes)}: {row.records:,} records, {row.lost} lost or out of order, "
             f"{row.twice} twice, {row.errors} errors."
         )
+    if after:
+        click.echo()
+        names = ("changes", "segments made", "kept", "record", "keys", "metadata", "push", "lookup", "change", "memory")
+        print_table([Column(name, right=True) for name in names], map(_cells_after, after), empty="")
     for name, (ratio, allowed) in ratios.items():
         click.echo(f"{name}: {ratio:.2f} ({'within' if ratio <= allowed else 'not within'} {allowed:g}).")
     click.echo(f"\n{machine_text('two brokers of its own')} Medians, and the worst of all.")
@@ -194,6 +216,33 @@ def ratios_of(rows: Sequence[ScaleResult]) -> dict[str, tuple[float, float]]:
                 ratio = _median(large, side) / _median(small, side)
                 found[f"{side}'s pause, {large.change}, {sizes}"] = ratio, OF_SMALL_HISTORY
     return found
+
+
+def growth_of(after: Sequence[AfterChanges]) -> dict[str, tuple[float, float]]:
+    """Return, by name, what grew from the first look to the last one, each with what is allowed."""
+    if len(after) < 2:
+        return {}
+    first, last = after[0], after[-1]
+    between = f"{last.changes:,} changes / {first.changes:,}"
+    return {
+        f"memory of the brokers, {between}": (last.rss_bytes / first.rss_bytes, OF_FEWER_CHANGES),
+        f"time of a change, {between}": (last.change_ms / first.change_ms, OF_FEWER_CHANGES),
+    }
+
+
+def _cells_after(row: AfterChanges) -> list[str]:
+    return [
+        f"{row.changes:,}",
+        f"{row.segments_made:,}",
+        f"{row.segments:,}",
+        bytes_text(row.topic_bytes),
+        f"{row.metadata_keys:,}",
+        bytes_text(row.metadata_bytes),
+        bytes_text(row.push_bytes),
+        f"{row.lookup_ns:,.0f} ns",
+        f"{row.change_ms:,.0f} ms",
+        bytes_text(row.rss_bytes),
+    ]
 
 
 def _median(pauses: Pauses, side: str) -> float:

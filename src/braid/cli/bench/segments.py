@@ -16,17 +16,18 @@ import msgspec
 
 from braid.cli.bench.machine import cpu_s, machine_facts, machine_text, rss_bytes
 from braid.cli.target import Target, ask
-from braid.cli.terminal.output import Column, json_option, print_json, print_table
+from braid.cli.terminal.output import Column, bytes_text, json_option, print_json, print_table
 from braid.cli.terminal.spinner import status_line
 
 if TYPE_CHECKING:
-    from braid.cli.bench.broker import OwnBroker
+    from braid.cli.bench.broker import OwnBroker, OwnCluster
     from braid.client.client import Client
 
 TOPIC: Final = "bench"
 RECORDS_PER_SEGMENT: Final = 20
 SETTLE_S: Final = 2.0
 LOOK_S: Final = 0.05
+PATIENCE_S: Final = 300.0
 
 
 @click.command()
@@ -161,3 +162,77 @@ async def _drain(client: Client) -> None:
     while state["state"] != "drained":
         await asyncio.sleep(LOOK_S)
         (state,) = [each for each in await client.admin.brokers() if each["id"] == "broker-1"]
+
+
+# Replicas, a part of `braid bench replication`. Each of three brokers owns a third of the segments, and follows the
+# rest. They do nothing for a while. Then one broker is killed, and the replicas of a third of the segments vote.
+
+
+class ManyReplicas(msgspec.Struct, frozen=True, rename="camel"):
+    segments: int
+    create_s: float
+    """Until all replicas of all segments hold everything."""
+    idle_cpu: list[float]
+    """Of a core, for each broker."""
+    rss_bytes: list[int]
+    detected_s: float
+    """From the kill of a broker until it is not registered any more."""
+    served_s: float
+    """From the kill until all its segments are served again."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segments:,} segments with three replicas each: in sync after {self.create_s:.1f} s; each broker "
+            f"takes {max(self.idle_cpu):.2%} of a core at most while idle, {bytes_text(max(self.rss_bytes))} at most\n"
+            f"one broker killed: noticed after {self.detected_s:.2f} s, all served again after {self.served_s:.2f} s"
+        )
+
+
+def measure_many(
+    cluster: OwnCluster, count: int, replicas: int, confirm: int, idle_s: float, show: Callable[[str], None]
+) -> ManyReplicas:
+    target = Target(url=cluster.url)
+    show(f"{count} replicated segments: creating them")
+    began = time.perf_counter()
+    ask(target, lambda client: _create_replicated(client, count, replicas, confirm))
+    create_s = time.perf_counter() - began
+    show("watching them do nothing")
+    time.sleep(SETTLE_S)
+    brokers = list(cluster.brokers.values())
+    before, began = [cpu_s(each.pid) for each in brokers], time.perf_counter()
+    time.sleep(idle_s)
+    passed_s = time.perf_counter() - began
+    idle_cpu = [(cpu_s(each.pid) - cpu) / passed_s for each, cpu in zip(brokers, before)]
+    memory = [rss_bytes(each.pid) for each in brokers]
+    show("killing one of the brokers")
+    name, lost = next(iter(cluster.brokers.items()))
+    lost.kill()
+    killed = time.perf_counter()
+    others = Target(url=brokers[1].url)
+    detected_s = ask(others, lambda client: _until_gone(client, name)) - killed
+    ask(others, lambda client: _served(client, count))
+    served_s = time.perf_counter() - killed
+    return ManyReplicas(count, create_s, idle_cpu, memory, detected_s, served_s)
+
+
+async def _create_replicated(client: Client, count: int, replicas: int, confirm: int) -> None:
+    await client.admin.create_topic(TOPIC, segments=count, replicas=replicas, confirm=confirm)
+    await _served(client, count)
+    await _publish(client, count)
+    deadline = time.perf_counter() + PATIENCE_S
+    while not await _in_sync(client):
+        if time.perf_counter() > deadline:
+            raise click.ClickException(f"the replicas of {TOPIC} are not in sync after {PATIENCE_S:g} s")
+        await asyncio.sleep(LOOK_S)
+
+
+async def _in_sync(client: Client) -> bool:
+    segments = (await client.admin.topic_replicas(TOPIC))["segments"].values()
+    replicas = [each for segment in segments for each in segment["replicas"]]
+    return all(each["state"] in ("owner", "in-sync") and not each["behind"] for each in replicas)
+
+
+async def _until_gone(client: Client, broker: str) -> float:
+    while any(each["id"] == broker and each["state"] != "down" for each in await client.admin.brokers()):  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
+    return time.perf_counter()
