@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from braid.client.consuming.checkpoint import CheckpointConsumer as CheckpointConsumer
     from braid.client.consuming.consumer import Consumer as Consumer
     from braid.client.consuming.delivery import ReceivedBatch as ReceivedBatch
+    from braid.client.consuming.queue import QueueConsumer as QueueConsumer
     from braid.client.consuming.stream import StreamConsumer as StreamConsumer
     from braid.client.producing.open_batch import MessageIds as MessageIds
     from braid.client.producing.open_batch import Receipt as Receipt
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from braid.client.producing.repeatable_producer import Written as Written
     from braid.model.message import Message as Message
     from braid.model.message import MessageId as MessageId
+    from braid.model.message import QueueMessage as QueueMessage
     from braid.ports.allocator import keep_freed_memory as keep_freed_memory
 
 __version__ = "0.2.0"
@@ -46,6 +48,8 @@ __all__ = [
     "MessageIds",
     "Producer",
     "ProducerOptions",
+    "QueueConsumer",
+    "QueueMessage",
     "Receipt",
     "ReceivedBatch",
     "RepeatableProducer",
@@ -72,6 +76,8 @@ _HOMES = {
     "Receipt": "braid.client.producing.open_batch",
     "ReceivedBatch": "braid.client.consuming.delivery",
     "RepeatableProducer": "braid.client.producing.repeatable_producer",
+    "QueueConsumer": "braid.client.consuming.queue",
+    "QueueMessage": "braid.model.message",
     "StreamConsumer": "braid.client.consuming.stream",
     "Written": "braid.client.producing.repeatable_producer",
     "keep_freed_memory": "braid.ports.allocator",

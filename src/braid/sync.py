@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Callable
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from braid.client import client as asynchronous
 from braid.client.blocking.loop_thread import LoopThread
@@ -44,12 +44,14 @@ if TYPE_CHECKING:  # modules that need Arrow are imported with the first produce
     from braid.client.blocking.consumer import BlockingStreamConsumer as BlockingStreamConsumer
     from braid.client.blocking.producer import BlockingProducer as BlockingProducer
     from braid.client.blocking.producer import BlockingReceipt as BlockingReceipt
+    from braid.client.blocking.queue import BlockingQueueConsumer as BlockingQueueConsumer
     from braid.client.consuming.checkpoint import Start
 
 __all__ = [
     "Admin",
     "BlockingCheckpointConsumer",
     "BlockingProducer",
+    "BlockingQueueConsumer",
     "BlockingReceipt",
     "BlockingStreamConsumer",
     "Client",
@@ -60,6 +62,7 @@ _HOMES = {
     "BlockingCheckpointConsumer": "braid.client.blocking.consumer",
     "BlockingProducer": "braid.client.blocking.producer",
     "BlockingReceipt": "braid.client.blocking.producer",
+    "BlockingQueueConsumer": "braid.client.blocking.queue",
     "BlockingStreamConsumer": "braid.client.blocking.consumer",
 }
 
@@ -146,9 +149,13 @@ class Client:
         self._stream_consumers.add(consumer)
         return consumer
 
-    def queue_consumer(self, topic: str, subscription: str) -> NoReturn:
-        _, client = self._open()
-        client.queue_consumer(topic, subscription)
+    def queue_consumer(
+        self, topic: str, subscription: str, *, name: str = "", prefetch: int | None = None
+    ) -> BlockingQueueConsumer:
+        from braid.client.blocking.queue import BlockingQueueConsumer
+
+        thread, client = self._open()
+        return BlockingQueueConsumer(thread, client.queue_consumer(topic, subscription, name=name, prefetch=prefetch))
 
     def checkpoint_consumer(
         self,

@@ -21,7 +21,7 @@ from braid.model.errors import (
 from braid.model.ids import NO_REQUEST, Epoch, Offset, SegmentId
 from braid.model.log.replication import FollowerStatus, LogPosition
 from braid.model.ownership import OwnershipState
-from braid.model.subscription import Placing, Subscription, SubscriptionKind
+from braid.model.subscription import DEFAULT_QUEUE, Placing, Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation
 from braid.wire.operations import RESET, Kind, Positions, PositionsRequest, SegmentPositions, encode
 from tests.kits.cluster import ClientLink, Cluster, Node
@@ -204,7 +204,8 @@ async def test_who_comes_second_moves_nothing_of_the_first(simulation: Simulatio
         cluster["a"][0].cursors.advance("billing", Offset(100))
         with pytest.raises(SubscriptionExists):
             await create(cluster["b"])
-        late = await cluster["b"].subscriptions._create(ORDERS, "billing", STREAM, "earliest", NO_REQUEST)
+        again = cluster["b"].subscriptions._create(ORDERS, "billing", STREAM, "earliest", NO_REQUEST, DEFAULT_QUEUE)
+        late = await again
         assert late[1] is False
         assert (cluster.cursor(0, "a"), cluster.cursor(1, "b")) == (100, 100)
 

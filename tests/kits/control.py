@@ -62,6 +62,19 @@ async def own(store: MemoryStore, name: SegmentName, owner: str = "broker-1", ep
     return Compare(key, result.revision)
 
 
+class NoQueues:
+    """The queues of a segment that has none."""
+
+    def follow_cursor(self, subscription: str) -> None:
+        pass
+
+    async def begin(self, subscription: str) -> None:
+        pass
+
+    async def remove(self, subscription: str) -> None:
+        pass
+
+
 class PlainSegment:
     """A segment that is just numbers: where it begins and ends, and when its records were written."""
 
@@ -71,6 +84,7 @@ class PlainSegment:
         self.name = name
         self.topic_id = topic_id
         self.cursors = cursors
+        self.queues = NoQueues()
         self.earliest = Offset(0)
         self.epochs: EpochStarts = ()
         self.followers: tuple[FollowerStatus, ...] = ()

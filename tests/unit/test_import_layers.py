@@ -31,19 +31,20 @@ MAY_IMPORT = {
 }
 
 ROOMS = {
-    "model": {"batch": set[str](), "log": set[str]()},
+    "model": {"batch": set[str](), "log": set[str](), "queue": set[str]()},
     "metadata": {"sqlite": set[str](), "etcd": set[str]()},
     "storage": {"objects": set[str](), "log": set[str](), "history": {"log", "objects"}},
     "cluster": {"balancing": set[str](), "ownership": {"balancing"}},
     "broker": {
         "peers": set[str](),
-        "replicas": {"peers"},
-        "segments": {"peers", "replicas"},
+        "queues": set[str](),
+        "replicas": {"peers", "queues"},
+        "segments": {"peers", "queues", "replicas"},
         "groups": {"segments"},
         "layouts": {"peers", "segments", "groups"},
         "admin": {"peers", "segments", "groups", "layouts"},
-        "connections": {"peers", "segments", "groups", "admin"},
-        "parts": {"peers", "replicas", "segments", "groups", "layouts", "admin", "connections"},
+        "connections": {"peers", "queues", "segments", "groups", "admin"},
+        "parts": {"peers", "queues", "replicas", "segments", "groups", "layouts", "admin", "connections"},
     },
     "client": {"consuming": set[str](), "producing": {"consuming"}, "blocking": {"consuming", "producing"}},
     "spark": {
@@ -69,7 +70,15 @@ NEVER_ON_A_BROKERS_PATH = {"pyarrow", "numpy"}
 
 NEEDS_SPARK = {"pyspark", "py4j", "deltalake"}
 """What `pip install braidmq` alone does not bring: `braidmq[spark]` does, for the folder `spark`."""
-ONLY_FOR_OWNERS = ("log", "segment", "segment_recovery", "replica", "history.exporter", "history.housekeeper")
+ONLY_FOR_OWNERS = (
+    "log",
+    "queue_journal",
+    "segment",
+    "segment_recovery",
+    "replica",
+    "history.exporter",
+    "history.housekeeper",
+)
 """Of storage. Spark reads what owners have written, and asks them for the rest."""
 BUT_READERS_KNOW = ("braid.storage.log.producers",)
 MOST_MODULES = 13

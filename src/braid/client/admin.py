@@ -323,11 +323,24 @@ class Admin:
     # Subscriptions.
 
     async def create_subscription(
-        self, topic: str, subscription: str, *, start: str = DEFAULT_START, kind: str = "stream"
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        start: str = DEFAULT_START,
+        kind: str = "stream",
+        ack_timeout_ms: int | None = None,
+        max_deliveries: int | None = None,
+        dead_letter_topic: str | None = None,
     ) -> Json:
         """Create a subscription at `earliest` (the first record that is kept) or `latest`. Raises
-        `SubscriptionExists`."""
-        arguments = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
+        `SubscriptionExists`.
+
+        A message of a `queue` that is not settled within `ack_timeout_ms` is delivered again. After `max_deliveries` it
+        goes to the `dead_letter_topic`."""
+        arguments: Json = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
+        given = {"ackTimeoutMs": ack_timeout_ms, "maxDeliveries": max_deliveries, "deadLetterTopic": dead_letter_topic}
+        arguments |= {name: value for name, value in given.items() if value is not None}
         result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})
         return result
 

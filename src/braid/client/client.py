@@ -17,13 +17,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from braid.client.forks import forked_error, tell_of_forks
 from braid.client.pool import Pool
 from braid.client.retry import Backoff, retrying
 from braid.client.routing import Routing
-from braid.model.errors import BraidError, ClientClosed, InvalidArgument, NotAvailable
+from braid.model.errors import BraidError, ClientClosed, InvalidArgument
 from braid.model.names import TopicName
 from braid.model.subscription import DEFAULT_START
 from braid.ports.clock import Clock, SystemClock
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # modules that need Arrow are imported with the first produce
     from braid.client.admin import Admin
     from braid.client.consuming.checkpoint import CheckpointConsumer, Start
     from braid.client.consuming.consumer import Consumer
+    from braid.client.consuming.queue import QueueConsumer
     from braid.client.consuming.stream import StreamConsumer
     from braid.client.producing.producer import Producer
     from braid.client.producing.repeatable_producer import RepeatableProducer
@@ -106,7 +107,7 @@ class Client:
         self.closed = False
         self._closed_error = ClientClosed("the client is closed; connect again")
         self._producers: dict[Producer, None] = {}
-        self._consumers: dict[Consumer, None] = {}
+        self._consumers: dict[Consumer | QueueConsumer, None] = {}
         tell_of_forks(self)
 
     @property
@@ -189,8 +190,18 @@ class Client:
             self, TopicName.parse(topic), subscription, name=name, start=start, window_bytes=window_bytes
         )
 
-    def queue_consumer(self, topic: str, subscription: str, **options: object) -> NoReturn:  # noqa: ARG002
-        raise NotAvailable("queue consumers are not in this version yet; use a stream consumer")
+    def queue_consumer(
+        self, topic: str, subscription: str, *, name: str = "", prefetch: int | None = None
+    ) -> QueueConsumer:
+        """Make a consumer of a queue subscription, which `admin.create_subscription(kind="queue")` has made.
+
+        At most `prefetch` messages (100 by default) are here and not answered. Operators see the consumer by its
+        `name`.
+        """
+        from braid.client.consuming.queue import QueueConsumer
+
+        self.check_open()
+        return QueueConsumer(self, TopicName.parse(topic), subscription, name=name, prefetch=prefetch)
 
     def checkpoint_consumer(
         self,
@@ -246,12 +257,12 @@ class Client:
     def backoff(self) -> Backoff:
         return Backoff(self.random)
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: Consumer | QueueConsumer) -> None:
         """Remember a consumer that has begun to receive."""
         self.check_open()
         self._consumers[consumer] = None
 
-    def forget_consumer(self, consumer: Consumer) -> None:
+    def forget_consumer(self, consumer: Consumer | QueueConsumer) -> None:
         """Forget a closed consumer."""
         self._consumers.pop(consumer, None)
 
@@ -292,7 +303,7 @@ class Client:
         if failure is not None:
             raise failure
 
-    def _everyone(self) -> list[Producer | Consumer]:
+    def _everyone(self) -> list[Producer | Consumer | QueueConsumer]:
         """Return the producers and consumers that are not closed."""
         return [*self._producers, *self._consumers]
 

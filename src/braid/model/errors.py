@@ -53,6 +53,7 @@
     │   ├── SubscriptionExists
     │   ├── SubscriptionBusy            it has consumers
     │   ├── SubscriptionKindConflict    it exists as another kind
+    │   ├── AckStale                    another consumer has the message now, or had it since
     │   ├── ConsumerReplaced            another consumer of the same name took its place
     │   ├── NotServing                  this broker does not serve the segment now; look up its owner again
     │   ├── NotEnoughReplicas           too few brokers hold a copy of the segment now to confirm anything
@@ -354,6 +355,10 @@ class SubscriptionBusy(ServiceError, code="subscription-busy"):
 
 
 class SubscriptionKindConflict(ServiceError, code="subscription-kind-conflict"):
+    pass
+
+
+class AckStale(ServiceError, code="ack-stale"):
     pass
 
 

@@ -62,6 +62,29 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return _EPOCH + datetime.timedelta(microseconds=self.timestamp_us)
 
 
+class QueueMessage(Message, frozen=True, gc=False):
+    """A message of a queue: its consumer has it until it answers, or until the lease runs out."""
+
+    redelivery_count: int = 0
+    """How often the message was delivered before, as far as brokers know."""
+    failure: str = ""
+    """What the last consumer said when it returned the message."""
+    lease: int = 0
+    placement: int = 0
+
+
+DELIVER_AT: Final = "braid-deliver-at"
+"""The header of a message that queues do not deliver before a time: milliseconds since 1970, as decimal digits."""
+EXPIRES_AT: Final = "braid-expires-at"
+"""The header of a message that queues do not deliver after a time: milliseconds since 1970, as decimal digits."""
+
+
+def header_ms(headers: Mapping[str, bytes], name: str) -> int:
+    """Return the time in this header; 0 if there is none, or no time."""
+    found = headers.get(name)
+    return int(found) if found is not None and len(found) <= 15 and found.isdigit() else 0
+
+
 def _cut(data: bytes | str | None) -> str:
     if data is None or len(data) <= _SHOWN_BYTES:
         return repr(data)

@@ -308,6 +308,11 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         """Note that the log has ended and that every broker can read all of it; its owner does this."""
         return self._to(OwnershipState.SERVING, clean=True)
 
+    def incomplete(self) -> Ownership:
+        """Note that the disks of the owner, and of followers, hold what nobody else can read: acks of a queue. Its
+        owner does this."""
+        return self._to(OwnershipState.SERVING, clean=False)
+
     def ended(self, end: Offset) -> Ownership:
         """Note that the log has ended for ever; its owner does this."""
         return self._to(OwnershipState.SERVING, ended_at=end)

@@ -41,6 +41,41 @@ class SubscriptionKind(Enum):
     QUEUE = "queue"
 
 
+MAX_ACK_TIMEOUT_MS: Final = 7 * 86_400_000
+MAX_MAX_DELIVERIES: Final = 10_000
+
+
+class QueuePolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
+    """How a queue treats messages that are not settled."""
+
+    ack_timeout_ms: int = 30_000
+    """A message that is neither settled nor extended for so long is delivered again."""
+    max_deliveries: int = 0
+    """After so many deliveries a message is a dead letter. 0: it is delivered until it is settled."""
+    dead_letter_topic: str = ""
+    """Where dead letters go: a topic's path."""
+
+    def check(self) -> None:
+        """Raise `InvalidArgument` for policies that cannot be."""
+        if not 1 <= self.ack_timeout_ms <= MAX_ACK_TIMEOUT_MS:
+            raise InvalidArgument(f"ack_timeout_ms is {self.ack_timeout_ms}; it must be 1 to {MAX_ACK_TIMEOUT_MS}")
+        if not 0 <= self.max_deliveries <= MAX_MAX_DELIVERIES:
+            raise InvalidArgument(
+                f"max_deliveries is {self.max_deliveries}; it must be 0 (no limit) to {MAX_MAX_DELIVERIES}"
+            )
+        if self.dead_letter_topic and not self.max_deliveries:
+            raise InvalidArgument(
+                f"messages would never get to the dead-letter topic {self.dead_letter_topic}: set max_deliveries, too"
+            )
+        if self.max_deliveries and not self.dead_letter_topic:
+            raise InvalidArgument(
+                f"after {self.max_deliveries} deliveries a message has nowhere to go: name a dead-letter topic, too"
+            )
+
+
+DEFAULT_QUEUE: Final = QueuePolicies()
+
+
 class Subscription(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     id: int = 0
     """Random: tells a subscription from one of the same name that was deleted. 0: made before there were ids."""
@@ -49,6 +84,8 @@ class Subscription(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """µs since 1970."""
     created_by: RequestId = NO_REQUEST
     """The call that created it: a repeat of that call recognises its own work."""
+    queue: QueuePolicies = DEFAULT_QUEUE
+    """Of a queue subscription."""
 
 
 class Cursor(StoredRecord, frozen=True, kw_only=True, rename="camel"):
@@ -64,6 +101,10 @@ class Cursor(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """The call that placed it: a repeat of that call recognises its own work."""
     moved_at: int = 0
     """When an ack or a call last moved it, or found it at the end of the segment: µs since 1970. 0: not known."""
+    queue: bool = False
+    """Whether messages are settled one by one: `offset` is that of the first message that is not."""
+    state: bytes = b""
+    """Of a queue whose owner has handed the segment over: a `QueueSnapshot`. Empty: journals on disks have it."""
 
 
 class Drained(StoredRecord, frozen=True, kw_only=True, rename="camel"):
@@ -88,6 +129,8 @@ class Placing(msgspec.Struct, frozen=True):
     """A cursor that this call has placed is not placed again."""
     since: int | None = None
     """The placement that the caller knew: a cursor that was placed after that is left alone."""
+    queue: bool = False
+    """Whether the subscription is a queue, as far as the caller knows."""
 
 
 class ConsumerSession(StoredRecord, frozen=True, kw_only=True, rename="camel"):

@@ -11,6 +11,7 @@ loses it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from braid.model.errors import BraidError, Fenced, OutOfSequence, RecoveryConfli
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
 from braid.model.topic import Durability
-from braid.ports.disk import FolderLock, lock_folder
+from braid.ports.disk import Disk, FolderLock, lock_folder
 from braid.storage.context import StorageContext
 from braid.storage.frames import BatchMark, LogFrames
 from braid.storage.history.catalog import Catalog
@@ -77,9 +78,21 @@ class ReplicaStorage:
             raise
 
     @property
+    def disk(self) -> Disk:
+        return self._context.disk
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
     def position(self) -> LogPosition:
         """What the disk holds."""
         return self._log.position
+
+    def reached(self, offset: Offset) -> asyncio.Future[None]:
+        """Return a future that is done when the disk holds everything below this offset."""
+        return self._log.synced.reached(offset)
 
     @property
     def record_epoch(self) -> Epoch:

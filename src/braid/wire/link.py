@@ -46,6 +46,7 @@ from braid.wire.operations import (
     HelloReply,
     Kind,
     Need,
+    QueueDelivery,
     Topology,
     TopologyAck,
     decode,
@@ -81,6 +82,15 @@ class ChannelReceiver(Protocol):
         forgets the channel."""
 
 
+class QueueReceiver(Protocol):
+    """Gets the broker's pushes on one channel of a queue."""
+
+    def on_queue_delivery(self, delivery: QueueDelivery, payload: memoryview | None) -> None: ...
+
+    def on_closed(self, error: Closed | BraidError) -> None:
+        """Hear that the broker closed the channel, or that the link is over. Nothing follows."""
+
+
 class SessionReceiver(Protocol):
     """Gets the broker's pushes for one consumer's session."""
 
@@ -112,6 +122,7 @@ class Link:
         self._last_request = 0
         self._last_channel = 0
         self._channels: dict[int, ChannelReceiver] = {}
+        self._queues: dict[int, QueueReceiver] = {}
         self._sessions: dict[int, SessionReceiver] = {}
         self._early: dict[int, Assignment | Expelled] = {}
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -128,7 +139,7 @@ class Link:
     @property
     def idle(self) -> bool:
         """Tell whether no request, channel or session uses the link."""
-        return not (self._requests or self._channels or self._sessions)
+        return not (self._requests or self._channels or self._queues or self._sessions)
 
     def request(self, kind: Kind, body: bytes = b"", payload: Sequence[Buffer] = ()) -> asyncio.Future[Frame]:
         """Send a request. The future gets the reply, or the error of the broker's answer or of the link's end."""
@@ -196,6 +207,15 @@ class Link:
 
     def forget_channel(self, channel: int) -> None:
         self._channels.pop(channel, None)
+
+    def open_queue(self, receiver: QueueReceiver) -> int:
+        """Return a number for a new channel of a queue. The caller sends QUEUE_OPEN."""
+        self._last_channel += 1
+        self._queues[self._last_channel] = receiver
+        return self._last_channel
+
+    def forget_queue(self, channel: int) -> None:
+        self._queues.pop(channel, None)
 
     def open_session(self, session: int, receiver: SessionReceiver) -> None:
         """Send this session's pushes to `receiver` from now on, also a push that came with the reply to JOIN."""
@@ -291,10 +311,16 @@ class Link:
                 need = decode(Need, frame.body)
                 if (channel := self._channels.get(need.channel)) is not None:
                     channel.on_need(need)
+            case Kind.QUEUE_DELIVER:
+                handed = decode(QueueDelivery, frame.body)
+                if (queue := self._queues.get(handed.channel)) is not None:
+                    queue.on_queue_delivery(handed, frame.payload)
             case Kind.CLOSED:
                 closed = decode(Closed, frame.body)
                 if (channel := self._channels.get(closed.channel)) is not None:
                     channel.on_closed(closed)
+                elif (queue := self._queues.pop(closed.channel, None)) is not None:
+                    queue.on_closed(closed)
             case Kind.ASSIGN:
                 assignment = decode(Assignment, frame.body)
                 if (session := self._sessions.get(assignment.session)) is not None:
@@ -331,6 +357,9 @@ class Link:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.on_closed(error.again())
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            queue.on_closed(error.again())
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             session.on_session_lost(error.again())

@@ -20,6 +20,8 @@ end with a default: old peers skip them, new peers fill them in.
     ACK        Ack                                      (empty), if a reply was asked for
     CLOSE      Close                                    (empty)          CLOSED: Closed
     POSITIONS  PositionsRequest                         Positions
+    QUEUE_OPEN    QueueOpen                             QueueOpened;     later pushes: QUEUE_DELIVER, CLOSED
+    QUEUE_ANSWER  QueueAnswer                           QueueAnswered    QUEUE_DELIVER: QueueDelivery, may have a batch
     ADMIN      AdminRequest                             AdminReply
     PEER       PeerRequest, may have a payload          PeerReply, may have a payload;   between brokers only
 """
@@ -63,6 +65,9 @@ class Kind(IntEnum):
     CLOSE = 45
     CLOSED = 46
     POSITIONS = 48
+    QUEUE_OPEN = 56
+    QUEUE_DELIVER = 57
+    QUEUE_ANSWER = 58
     ADMIN = 64
     PEER = 80
 
@@ -376,6 +381,74 @@ class SegmentPositions(_Body, frozen=True):
 class Positions(_Body, frozen=True):
     topic_id: int
     segments: tuple[SegmentPositions, ...]
+
+
+class QueueOpen(_Body, frozen=True):
+    """Open a channel that hands out messages of one segment to one of the consumers of a queue subscription. CLOSE and
+    CLOSED end it; a consumer that sends CLOSE gives its messages back."""
+
+    channel: int
+    """Chosen by the client, unique on the connection, never used again there."""
+    topic: str
+    topic_id: int
+    segment: int
+    subscription: str
+    consumer: str
+    """A name for operators."""
+    prefetch: int
+    """How many messages may be handed out and not answered."""
+
+
+class QueueOpened(_Body, frozen=True):
+    placement: int
+    """Changes when the subscription is set to another place: answers to messages of another placement do not count."""
+    ack_timeout_ms: int
+    dead_letter_topic: str = ""
+    """Where messages go that were delivered too often. The consumer brings them there."""
+
+
+class QueueRun(_Body, frozen=True):
+    """Messages of one batch, one after the other."""
+
+    start: int
+    end: int
+    lease: int
+    """Answers name it."""
+    deliveries: int
+    """How often the messages were delivered before."""
+    dead: bool = False
+    """Whether they were delivered as often as is allowed: they belong into the dead-letter topic."""
+    reason: str = ""
+    """What the last consumer said about its failure."""
+
+
+class QueueDelivery(_Body, frozen=True):
+    """The payload is the batch of these messages. It is missing if the last delivery on the channel was of the same
+    batch."""
+
+    channel: int
+    base_offset: int
+    """Where the batch begins."""
+    end: int
+    """Where the segment ends now, as consumers see it."""
+    runs: tuple[QueueRun, ...]
+
+
+class QueueAnswer(_Body, frozen=True):
+    """What a consumer says about messages that it got. The reply comes when this is stored."""
+
+    channel: int
+    acks: tuple[tuple[int, int, int], ...] = ()
+    """Each is the first offset, the offset after the last one, and the lease."""
+    nacks: tuple[tuple[int, int, int, bool, str], ...] = ()
+    """Each is an offset, the lease, the delay in µs, whether a program has seen the message, and why it failed."""
+    extensions: tuple[tuple[int, int, int], ...] = ()
+    """Each is an offset, the lease, and for how many µs from now the message is leased."""
+
+
+class QueueAnswered(_Body, frozen=True):
+    stale: tuple[int, ...] = ()
+    """The messages that another consumer has now, or had: what was said about these does not count."""
 
 
 class AdminRequest(_Body, frozen=True):

@@ -27,8 +27,17 @@ from braid.broker.groups.subscriptions import SeekRequest
 from braid.model.batch.header import MAX_EPOCH
 from braid.model.errors import InvalidArgument, RecordUnreadable, SubscriptionBusy, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Offset, SegmentId
-from braid.model.names import check_name
-from braid.model.subscription import DEFAULT_START, Subscription, SubscriptionKind, check_seek_ms
+from braid.model.names import TopicName, check_name
+from braid.model.subscription import (
+    DEFAULT_QUEUE,
+    DEFAULT_START,
+    MAX_ACK_TIMEOUT_MS,
+    MAX_MAX_DELIVERIES,
+    QueuePolicies,
+    Subscription,
+    SubscriptionKind,
+    check_seek_ms,
+)
 
 Milliseconds = Annotated[
     int, Meta(ge=0, le=MAX_NUMBER, description="Milliseconds since 1970: the first records at or after it.")
@@ -73,18 +82,59 @@ class OnSubscription(OnTopic, frozen=True):
 
 class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
     needs = on_topic(Action.ADMIN, Action.CONSUME)
-    http = HttpRoute("PUT", SUBSCRIPTION, query=("start", "kind"), status=201, errors=(404, 409, 501))
+    http = HttpRoute(
+        "PUT",
+        SUBSCRIPTION,
+        query=("start", "kind", "ackTimeoutMs", "maxDeliveries", "deadLetterTopic"),
+        status=201,
+        errors=(404, 409, 501),
+    )
     start: Annotated[End, Meta(description="Where it begins.")] = DEFAULT_START
     kind: SubscriptionKind = SubscriptionKind.STREAM
     request_id: CallId = NO_REQUEST
+    ack_timeout_ms: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_ACK_TIMEOUT_MS,
+            description="Of a queue: a message that is not settled for so long is delivered again.",
+        ),
+    ] = DEFAULT_QUEUE.ack_timeout_ms
+    max_deliveries: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_MAX_DELIVERIES,
+            description="Of a queue: after so many deliveries a message is a dead letter. 0: never.",
+        ),
+    ] = 0
+    dead_letter_topic: Annotated[str, Meta(max_length=1_000, description="Of a queue: where dead letters go.")] = ""
 
     async def run(self, services: CallServices, principal: Principal) -> SubscriptionDescription:
         created = await services.subscriptions.create(
-            self.name, self.subscription, kind=self.kind, start=self.start, request_id=self.request_id
+            self.name,
+            self.subscription,
+            kind=self.kind,
+            start=self.start,
+            request_id=self.request_id,
+            queue=self._policies(),
         )
         _log.info("%s created subscription %s of %s", principal.name, self.subscription, self.name)
         report = await services.reports.of_topic(self.name)
         return SubscriptionDescription.of(self.subscription, created, report)
+
+    def _policies(self) -> QueuePolicies:
+        dead_letters = TopicName.parse(self.dead_letter_topic) if self.dead_letter_topic else None
+        if dead_letters == self.name:
+            raise InvalidArgument(f"dead letters of {self.name} cannot go to the same topic: they would come back")
+        policies = QueuePolicies(
+            ack_timeout_ms=self.ack_timeout_ms,
+            max_deliveries=self.max_deliveries,
+            dead_letter_topic=dead_letters.path if dead_letters is not None else "",
+        )
+        if self.kind is not SubscriptionKind.QUEUE and policies != DEFAULT_QUEUE:
+            raise InvalidArgument("only a queue has an ack time-out, dead letters and a limit of deliveries")
+        return policies
 
 
 class GetSubscription(OnSubscription, frozen=True):

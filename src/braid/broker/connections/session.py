@@ -20,6 +20,7 @@ from typing import Any, Final
 from braid.broker.auth import Action, Principal
 from braid.broker.connections.membership import Memberships
 from braid.broker.connections.questions import ANSWERS, Questions
+from braid.broker.connections.queue_channels import QueueChannels
 from braid.broker.connections.services import Services, segment_in_layout
 from braid.broker.error_mapping import to_client
 from braid.broker.segments.delivery import MAX_CREDIT, DeliveryChannel
@@ -67,6 +68,8 @@ from braid.wire.operations import (
     PeerReply,
     PeerRequest,
     Progress,
+    QueueAnswer,
+    QueueOpen,
     Release,
     Route,
     TopologyAck,
@@ -117,6 +120,7 @@ class Session:
             max_consumers=self._limits.max_consumers,
         )
         self.questions = Questions(services, self.connection, self._memberships)
+        self._queues = QueueChannels(services, self.connection)
         self._uncommitted: PublishQueue | None = None
         """The queue of the latest publishes, whose commit has not begun yet."""
         self._requests = 0
@@ -215,6 +219,7 @@ class Session:
             self._services.unsent_bytes.note(self.connection)
             for channel, _ in list(self._channels.values()):
                 channel.pump()
+            self._queues.pump()
 
     def _on_large_write(self) -> None:
         self._services.unsent_bytes.note(self.connection)
@@ -230,6 +235,7 @@ class Session:
             task.cancel()
         for channel, _ in list(self._channels.values()):
             channel.drop()
+        self._queues.lost()
         self._memberships.lost()
         self._on_end(self)
 
@@ -377,7 +383,7 @@ class Session:
 
     def _on_open(self, frame: Frame) -> None:
         request = decode(Open, frame.body)
-        if not 0 < request.channel < 1 << 32 or request.channel in self._channels:
+        if not 0 < request.channel < 1 << 32 or request.channel in self._channels or request.channel in self._queues:
             raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
         if not 0 <= request.credit <= MAX_CREDIT:
             raise InvalidArgument(f"a credit of {request.credit} bytes is not allowed: give 0 to {MAX_CREDIT}")
@@ -490,9 +496,21 @@ class Session:
 
     def _on_close(self, frame: Frame) -> None:
         close = decode(Close, frame.body)
-        if (found := self._channels.get(close.channel)) is not None:
+        if not self._queues.close(close.channel) and (found := self._channels.get(close.channel)) is not None:
             found[0].drop()
         self.connection.reply(frame)
+
+    def _on_queue_open(self, frame: Frame) -> None:
+        request = decode(QueueOpen, frame.body)
+        topic = TopicName.parse(request.topic)
+        self.may(Action.CONSUME, topic)
+        if request.channel in self._channels:
+            raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
+        self._answer_later(frame, self._queues.open(request, topic))
+
+    def _on_queue_answer(self, frame: Frame) -> None:
+        # Taken now, in the order in which answers come; only the reply waits for disks.
+        self._answer_later(frame, self._queues.answer(decode(QueueAnswer, frame.body)))
 
     def _on_ping(self, frame: Frame) -> None:
         self.connection.reply(frame)
@@ -562,5 +580,7 @@ _IMMEDIATE: Final[Mapping[int, Callable[[Session, Frame], None]]] = {
     Kind.CLOSE: Session._on_close,
     Kind.RELEASE: Session._on_release,
     Kind.PROGRESS: Session._on_progress,
+    Kind.QUEUE_OPEN: Session._on_queue_open,
+    Kind.QUEUE_ANSWER: Session._on_queue_answer,
     Kind.PEER: Session._on_peer,
 }

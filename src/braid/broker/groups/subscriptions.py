@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from random import Random
 from typing import Final
@@ -46,6 +46,7 @@ from braid.broker.segments.segment_access import (
     RemoveCursor,
     SegmentAccess,
     SegmentAccesses,
+    follow_cursor,
 )
 from braid.broker.topics import Topics
 from braid.metadata import paths
@@ -68,7 +69,7 @@ from braid.model.ids import NO_REQUEST, Offset, RequestId, Revision, SegmentId, 
 from braid.model.log.epochs import UNKNOWN_EPOCH, parting
 from braid.model.names import SegmentName, TopicName, check_name
 from braid.model.stored_record import decode, encode
-from braid.model.subscription import Cursor, Placing, Subscription, SubscriptionKind
+from braid.model.subscription import DEFAULT_QUEUE, Cursor, Placing, QueuePolicies, Subscription, SubscriptionKind
 from braid.model.topic import Topic
 from braid.ports.clock import Clock
 from braid.ports.tasks import all_of, cancel
@@ -121,8 +122,11 @@ class Subscriptions:
         accesses: SegmentAccesses,
         clock: Clock,
         random: Random,
+        without_queues: Callable[[], Sequence[str]] = list,
     ) -> None:
-        """`segments` are this broker's own, which it sweeps; `accesses` reach the segments of all brokers."""
+        """`segments` are this broker's own, which it sweeps; `accesses` reach the segments of all brokers.
+        `without_queues` names the brokers that do not know queues."""
+        self._without_queues = without_queues
         self._store = store
         self._topics = topics
         self._segments = segments
@@ -144,7 +148,7 @@ class Subscriptions:
             if entry is None:
                 if not create:
                     raise _not_found(topic, name)
-                found, created = await self._create(topic, name, kind, start, NO_REQUEST)
+                found, created = await self._create(topic, name, kind, start, NO_REQUEST, DEFAULT_QUEUE)
             else:
                 found, created = _read(entry), False
             if found.kind is not kind:
@@ -162,16 +166,18 @@ class Subscriptions:
         kind: SubscriptionKind,
         start: str,
         request_id: RequestId = NO_REQUEST,
+        queue: QueuePolicies = DEFAULT_QUEUE,
     ) -> Subscription:
         """Create a subscription. `SubscriptionExists`, unless an earlier try of this request created the one that
         exists."""
+        queue.check()
         _check_start(check_name("subscription", name), start)
         async with self._lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None:
                 found, created = _read(entry), False
             else:
-                found, created = await self._create(topic, name, kind, start, request_id)
+                found, created = await self._create(topic, name, kind, start, request_id, queue)
             if created or found.created_by == request_id != NO_REQUEST:
                 return found
             raise SubscriptionExists(f"subscription {name} of {topic} cannot be created: it exists")
@@ -302,11 +308,15 @@ class Subscriptions:
             for segment in segments:
                 for name in segment.cursors.all().keys() ^ known.keys():
                     async with self._lock(segment.name.topic, name):
-                        if await self._store.get(paths.subscription(each, name)) is None:
+                        entry = await self._store.get(paths.subscription(each, name))
+                        if entry is None:
                             removed += await segment.cursors.remove(name)
+                            await segment.queues.remove(name)
                         else:
-                            placing = Placing(name, segment.earliest, only_if_absent=True)
+                            queue = _read(entry).kind is SubscriptionKind.QUEUE
+                            placing = Placing(name, segment.earliest, only_if_absent=True, queue=queue)
                             await segment.cursors.place(placing)
+                            await follow_cursor(segment, name)
         return removed
 
     def sweep_later(self, path: str) -> None:
@@ -332,15 +342,29 @@ class Subscriptions:
             await cancel([self._sweeping])
 
     async def _create(
-        self, topic: TopicName, name: str, kind: SubscriptionKind, start: str, request_id: RequestId
+        self,
+        topic: TopicName,
+        name: str,
+        kind: SubscriptionKind,
+        start: str,
+        request_id: RequestId,
+        queue: QueuePolicies,
     ) -> tuple[Subscription, bool]:
         """Return the subscription, and whether this call created it; another broker may have been faster."""
-        if kind is SubscriptionKind.QUEUE:
+        is_queue = kind is SubscriptionKind.QUEUE
+        if is_queue and (older := self._without_queues()):
             raise NotAvailable(
-                f"subscription {name} of {topic} cannot be a queue: queue subscriptions come in a later version"
+                f"subscription {name} of {topic} cannot be a queue: broker {older[0]} is of a version that does not "
+                f"know queues; upgrade it first"
             )
         value = encode(
-            Subscription(id=random_id(self._random), kind=kind, created_at=self._clock.now_us(), created_by=request_id)
+            Subscription(
+                id=random_id(self._random),
+                kind=kind,
+                created_at=self._clock.now_us(),
+                created_by=request_id,
+                queue=queue,
+            )
         )
         key = paths.subscription(topic.path, name)
         created = uncertain = False
@@ -349,7 +373,7 @@ class Subscriptions:
             unchanged = self._topics.unchanged(topic.path)
             segments = self._of_topic(topic)
             with _all_segments(topic):
-                begun = await all_of(_begin(access, name, start) for access in segments.values())
+                begun = await all_of(_begin(access, name, start, queue=is_queue) for access in segments.values())
             # Where the first try has begun: the subscription may exist since then.
             first |= {each: at for each, at in zip(segments, begun) if at is not None and each not in first}
             if None not in begun:
@@ -364,7 +388,9 @@ class Subscriptions:
                 created = created or (uncertain and entry.value == value)
                 if created:  # A cursor may have been removed before the key was there.
                     with _all_segments(topic):
-                        await all_of(_fill(each, name, start, first.get(id_)) for id_, each in segments.items())
+                        await all_of(
+                            _fill(each, name, start, first.get(id_), queue=is_queue) for id_, each in segments.items()
+                        )
                 return _read(entry), created
             # The topic has changed, or the write is under way: try again with the topic as it is now.
             await asyncio.sleep(RETRY_S)
@@ -530,13 +556,13 @@ async def _start(access: SegmentAccess, start: str) -> Offset:
     return Offset(ends.earliest if start == EARLIEST else ends.end)
 
 
-async def _begin(access: SegmentAccess, name: str, start: str) -> Offset | None:
-    return await access.ask(BeginCursor(name, await _start(access, start)))
+async def _begin(access: SegmentAccess, name: str, start: str, *, queue: bool) -> Offset | None:
+    return await access.ask(BeginCursor(name, await _start(access, start), queue))
 
 
-async def _fill(access: SegmentAccess, name: str, start: str, first: Offset | None) -> None:
+async def _fill(access: SegmentAccess, name: str, start: str, first: Offset | None, *, queue: bool) -> None:
     """Place the cursor of a subscription that now exists, if the cursor is missing. It goes to its `first` place: other
     brokers know of the subscription already, so it skips no record that came since (I5)."""
     if name not in await access.ask(GetProgress()):
         offset = first if first is not None else await _start(access, start)
-        await access.ask(PlaceCursor(Placing(name, offset, only_if_absent=True)))
+        await access.ask(PlaceCursor(Placing(name, offset, only_if_absent=True, queue=queue)))

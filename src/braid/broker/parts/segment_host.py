@@ -12,6 +12,7 @@ from braid.broker.parts.resources import Resources
 from braid.broker.peers.calls import PeerCalls
 from braid.broker.replicas.copies import ReplicaCopies
 from braid.broker.replicas.elections import Elections
+from braid.broker.replicas.queue_copies import QueueCopies
 from braid.broker.replicas.replication import Replication
 from braid.broker.replicas.stream import MAX_READS
 from braid.broker.segments.deletion import Deletion
@@ -47,6 +48,7 @@ class SegmentHost:
             ended=lambda name: self.segments.ended(name),
             on_sync=metrics.sync_latency_s.observe,
         )
+        self.queue_copies = QueueCopies(self.replicas)
         self.incoming = IncomingHistory(storage, topics, self.copies, self.replicas.settled)
         self.segments = Segments(
             storage,
@@ -107,6 +109,7 @@ class SegmentHost:
         calls.register_with_payload("put_history", self.incoming.put_history)
         answer_for(self.segments, calls)
         self.replicas.answer(calls)
+        self.queue_copies.answer(calls)
 
     async def start(self) -> None:
         """Return when this broker has tried once to open each of its segments."""

@@ -74,6 +74,8 @@ class ReplicaCopies:
         """By a segment's name: the request that changes its copy."""
         self._here: set[SegmentName] = set()
         """Segments of which this disk may hold a copy."""
+        self.on_release: Callable[[SegmentName], Awaitable[None]] = _nothing
+        """Called before a copy is closed."""
         self._removing = TaskScope[SegmentName]()
         self._dropping = TaskScope[SegmentName]()
         self._closed = False
@@ -197,9 +199,15 @@ class ReplicaCopies:
 
     # What this broker asks.
 
+    async def opened(self, name: SegmentName, topic_id: int, epoch: Epoch) -> ReplicaStorage:
+        """Return the copy of a segment, for the owner of this epoch, or for a vote in it."""
+        async with self._locks.of(str(name)):
+            return (await self._opened(name, topic_id, epoch)).storage
+
     async def release(self, name: SegmentName) -> None:
         """Close the copy of a segment: this broker is to open it as its owner, or stops."""
         async with self._locks.of(str(name)):
+            await self.on_release(name)
             if (copy := self._open.pop(name, None)) is not None:
                 await copy.storage.close()
 
@@ -218,6 +226,7 @@ class ReplicaCopies:
     async def _discard(self, name: SegmentName) -> None:
         """Close a copy whose files are about to be removed."""
         async with self._locks.of(str(name)):
+            await self.on_release(name)
             if (copy := self._open.pop(name, None)) is not None:
                 await copy.storage.abandon()
 
@@ -295,6 +304,7 @@ class ReplicaCopies:
                 async with self._locks.of(str(name)):
                     if not self._may_go(name):
                         return  # The record names this broker again.
+                    await self.on_release(name)
                     if (copy := self._open.pop(name, None)) is not None:
                         await copy.storage.abandon()
                     await remove_segment(self._context, name)
@@ -304,6 +314,10 @@ class ReplicaCopies:
             except BraidError as error:
                 _log.warning("the copy of %s could not be removed yet: %s", name, error)
             await asyncio.sleep(RETRY_S)
+
+
+async def _nothing(_: SegmentName) -> None:
+    return None
 
 
 def _about(arguments: Arguments) -> tuple[SegmentName, Epoch]:

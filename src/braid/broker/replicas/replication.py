@@ -24,9 +24,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
+from braid.broker.queues.segment_queue import SegmentQueue
+from braid.broker.queues.segment_queues import SegmentQueues
+from braid.broker.replicas.queue_streams import QueueStream
 from braid.broker.replicas.stream import FollowerCalls, FollowerStream, StreamSource
 from braid.cluster.owners import Owners
 from braid.metadata.view import Known
@@ -35,6 +38,7 @@ from braid.model.ids import Offset
 from braid.model.log.replication import FollowerStatus, LogPosition, replicated_end
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState, ReplicaChange
+from braid.model.queue.events import QueueEvents, QueueSnapshot
 from braid.ports.tasks import TaskScope
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.frames import LogFrames
@@ -83,6 +87,9 @@ class Replication:
         """The set that the log obeys, too, while it is being changed."""
         self._news = asyncio.Event()
         """Set when followers hold more, or fewer of them are there."""
+        self._queues: SegmentQueues | None = None
+        self._queue_streams: dict[str, QueueStream] = {}
+        """By follower; only of a segment that has queues."""
         self._stopped = False
 
     async def begin(self, log: Log, catalog: Catalog) -> None:
@@ -137,6 +144,8 @@ class Replication:
         """Hear that a broker has registered, or is gone."""
         if (stream := self._streams.get(broker)) is not None:
             stream.on_member()
+        if (events := self._queue_streams.get(broker)) is not None:
+            events.on_member()
 
     def on_inherited(self) -> None:
         """Begin all sessions anew: the log has got the producers of other logs, and copies read them at a session's
@@ -156,6 +165,7 @@ class Replication:
             self._log.watch(None)
         await self._tasks.cancel()
         self._streams.clear()
+        self._queue_streams.clear()
         self._begun.cancel()
 
     # Streams.
@@ -169,6 +179,7 @@ class Replication:
             del self._streams[follower]
             if (task := self._tasks.get(follower)) is not None:
                 task.cancel()
+        self._follow_queue_set()
 
     def _start(self, follower: str) -> None:
         assert self._log is not None
@@ -218,6 +229,50 @@ class Replication:
             stream.on_written()
         self._count()
 
+    # Queues.
+
+    def follow_queues(self, queues: SegmentQueues) -> None:
+        """Send the events of the segment's queues to the followers, too."""
+        self._queues = queues
+        queues.on_events = self._on_events
+
+    def agreed(self, own: int, held: Mapping[str, int]) -> int:
+        """Return the number up to which enough replicas have a queue's events: this broker's disk is at `own`, those of
+        the followers are as `held` says. Only members count, as for records."""
+        here, numbers = self._context.broker_id, [own]
+        for replicas, quorum in self._rules():
+            counting = [each for each in self._counting(replicas) if each != here]
+            numbers.append(replicated_end([Offset(own), *(Offset(held.get(each, 0)) for each in counting)], quorum))
+        return min(numbers)
+
+    def _on_events(self, queue: SegmentQueue, number: int, events: QueueEvents | QueueSnapshot) -> None:
+        self._follow_set()
+        for stream in self._queue_streams.values():
+            stream.on_events(queue, number, events)
+
+    def _follow_queue_set(self) -> None:
+        """Send events to the followers that are sent the log. A segment without queues has nothing to send."""
+        queues = self._queues
+        if queues is None or not queues.all() or self._stopped:
+            return
+        for follower in self._streams.keys() - self._queue_streams.keys():
+            about = {"segment": str(self._name), "topic_id": self._topic_id, "epoch": self._record.epoch}
+            stream = QueueStream(follower, queues, about, self._calls.call, self._count)
+            key = f"events {follower}"
+            if key not in self._tasks:
+                self._queue_streams[follower] = stream
+                self._tasks.start(key, stream.run(), name=f"send events of {self._name} to {follower}")
+        for follower in self._queue_streams.keys() - self._streams.keys():
+            del self._queue_streams[follower]
+            if (task := self._tasks.get(f"events {follower}")) is not None:
+                task.cancel()
+
+    def _holds_events(self, follower: str) -> bool:
+        """Tell whether the follower holds all events of queues that are confirmed."""
+        if self._queues is None or not self._queues.all():
+            return True
+        return follower in self._queue_streams and self._queue_streams[follower].holds_all()
+
     # What counts.
 
     def _count(self) -> None:
@@ -226,9 +281,7 @@ class Replication:
         log = self._log
         if self._stopped or log is None or log.failure is not None or log.ended is not None:
             return
-        rules = [(self._replicas, self._record.write_quorum)]
-        if self._next is not None:
-            rules.append((self._next.replicas or (self._context.broker_id,), self._next.write_quorum))
+        rules = self._rules()
         try:
             if all(len(self._counting(replicas)) >= quorum for replicas, quorum in rules):
                 self._note(log, min(self._end(replicas, quorum) for replicas, quorum in rules), rules)
@@ -240,6 +293,15 @@ class Replication:
         for stream in self._streams.values():
             if stream.counts and not stream.member and self._begun.done():
                 self._admit(stream)
+        if self._queues is not None:
+            self._queues.recount()
+
+    def _rules(self) -> list[tuple[tuple[str, ...], int]]:
+        """Return the sets of replicas that must hold what is confirmed, each with its quorum."""
+        rules = [(self._replicas, self._record.write_quorum)]
+        if self._next is not None:
+            rules.append((self._next.replicas or (self._context.broker_id,), self._next.write_quorum))
+        return rules
 
     def _note(self, log: Log, end: Offset, rules: list[tuple[tuple[str, ...], int]]) -> None:
         if not self._begun.done():
@@ -306,7 +368,12 @@ class Replication:
     def _holds_all(self, stream: FollowerStream) -> bool:
         """Tell whether the follower holds everything that is confirmed."""
         assert self._log is not None
-        return stream.counts and stream.held is not None and stream.held.end >= self._log.replicated.value
+        return (
+            stream.counts
+            and stream.held is not None
+            and stream.held.end >= self._log.replicated.value
+            and self._holds_events(stream.follower)
+        )
 
     # Changes.
 

@@ -76,6 +76,8 @@ class _Place(NamedTuple):
     placed_by: RequestId
     moved_at: int
     drained: bool
+    queue: bool
+    state: bytes
 
 
 class _Stored(NamedTuple):
@@ -120,6 +122,10 @@ class Cursors:
         self._placements: dict[str, int] = {}
         self._placed_by: dict[str, RequestId] = {}
         self._moved_at: dict[str, int] = {}
+        self._queues: set[str] = set()
+        """The subscriptions that are queues."""
+        self._states: dict[str, bytes] = {}
+        """By subscription: the state of a queue as the store has it, or is to have it."""
         self._last_placement = 0
         """The highest that any cursor of the segment has had."""
         self._stored: dict[str, _Stored] = {}
@@ -156,7 +162,13 @@ class Cursors:
                     )  # fmt: skip
                 if lossy or place.offset > end:
                     offset, placement = min(place.offset, end), self._last_placement + 1
-                    placed[subscription] = self._place_at(offset, placement, NO_REQUEST, place.moved_at)
+                    placed[subscription] = place._replace(
+                        offset=offset,
+                        placement=placement,
+                        placed_by=NO_REQUEST,
+                        drained=self._drained(offset),
+                        state=b"",
+                    )
                 elif place.drained != self._drained(place.offset):
                     placed[subscription] = place._replace(drained=not place.drained)
             if placed:
@@ -166,6 +178,8 @@ class Cursors:
             self._placements = {name: stored.place.placement for name, stored in self._stored.items()}
             self._placed_by = {name: stored.place.placed_by for name, stored in self._stored.items()}
             self._moved_at = {name: stored.place.moved_at or self._now_us() for name, stored in self._stored.items()}
+            self._queues = {name for name, stored in self._stored.items() if stored.place.queue}
+            self._states = {name: stored.place.state for name, stored in self._stored.items() if stored.place.state}
             self._settle([*self._stored])  # A cursor of an earlier version is stored again, with the time.
 
     def offset(self, subscription: str) -> Offset | None:
@@ -182,6 +196,20 @@ class Cursors:
 
     def all(self) -> dict[str, Offset]:
         return dict(self._offsets)
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The subscriptions that are queues."""
+        return frozenset(self._queues)
+
+    def handed_over(self, subscription: str) -> bytes:
+        """The state of a queue that an earlier owner has stored when it handed the segment over; empty: there is
+        none."""
+        return self._states.get(subscription, b"")
+
+    def forget_state(self, subscription: str) -> None:
+        """Keep the state of a queue in the store no longer: this owner's disk, and enough others, have it."""
+        self._states.pop(subscription, None)
 
     def moved_at(self, subscription: str) -> int:
         """When the cursor last moved, or was noted at the end: µs since 1970; 0 if there is no cursor."""
@@ -255,7 +283,8 @@ class Cursors:
                 )
             if placing.skip and known is not None:
                 offset = Offset(min(max(offset, known) + placing.skip, self._end()))
-            await self._place(subscription, offset, placed_by=placing.request_id)
+            queue = placing.queue or subscription in self._queues
+            await self._place(subscription, offset, placed_by=placing.request_id, queue=queue)
             return offset
 
     async def _placements_now(self, subscription: str) -> set[int]:
@@ -271,7 +300,7 @@ class Cursors:
     def _is_placed_by(self, subscription: str, request_id: RequestId) -> bool:
         return request_id != NO_REQUEST and self._placed_by[subscription] == request_id
 
-    async def begin(self, subscription: str, offset: Offset) -> Offset | None:
+    async def begin(self, subscription: str, offset: Offset, *, queue: bool = False) -> Offset | None:
         """Place the cursor of a subscription that is being created. It is stored only while the subscription's key does
         not exist; return None if the key exists. An existing cursor belongs to another creation, or was left by a
         deletion. It stays where it is, or goes down: whichever creation succeeds, nothing is skipped (I5). It gets a
@@ -279,13 +308,21 @@ class Cursors:
         self._check_place(subscription, offset)
         async with self._lock:
             offset = min(offset, self._offsets.get(subscription, offset))
-            return offset if await self._place(subscription, offset, unless=self._subscription(subscription)) else None
+            unless = self._subscription(subscription)
+            return offset if await self._place(subscription, offset, unless=unless, queue=queue) else None
 
     async def _place(
-        self, subscription: str, offset: Offset, *, placed_by: RequestId = NO_REQUEST, unless: str | None = None
+        self,
+        subscription: str,
+        offset: Offset,
+        *,
+        queue: bool,
+        placed_by: RequestId = NO_REQUEST,
+        unless: str | None = None,
     ) -> bool:
         placement, moved_at = self._last_placement + 1, self._now_us()
-        place = self._place_at(min(offset, self._durable_end()), placement, placed_by, moved_at)
+        at = min(offset, self._durable_end())
+        place = _Place(at, placement, placed_by, moved_at, self._drained(at), queue, b"")
         try:
             written = await self._write({subscription: place}, unless=unless)
         except MetadataError:
@@ -301,6 +338,8 @@ class Cursors:
         self._placements[subscription] = placement
         self._placed_by[subscription] = placed_by
         self._moved_at[subscription] = moved_at
+        self._states.pop(subscription, None)
+        (self._queues.add if queue else self._queues.discard)(subscription)
         self._settle([subscription])
         return True
 
@@ -316,6 +355,8 @@ class Cursors:
             self._placements.pop(subscription, None)
             self._placed_by.pop(subscription, None)
             self._moved_at.pop(subscription, None)
+            self._queues.discard(subscription)
+            self._states.pop(subscription, None)
             self._dirty.pop(subscription, None)
             self._unsure.pop(subscription, None)
             self._settle([])
@@ -343,10 +384,15 @@ class Cursors:
         assert self._task is None, "cursors are started once"
         self._task = asyncio.create_task(self._flush_when_due(), name=f"flush cursors of {self.name}")
 
-    async def stop(self) -> None:
-        """End the background flush and store what is left, unless another owner has the segment."""
+    async def stop(self, states: Mapping[str, bytes] | None = None) -> None:
+        """End the background flush and store what is left, unless another owner has the segment; with the cursors of
+        queues also their states, for the next owner."""
         task, self._task = self._task, None
         await end(task)
+        for subscription, state in (states or {}).items():
+            if subscription in self._queues:
+                self._states[subscription] = state
+                self._note_dirty(subscription)
         if self._fenced is None:
             await self.flush()
 
@@ -365,12 +411,15 @@ class Cursors:
     def _place_up_to(self, end: Offset, subscription: str) -> _Place:
         """The place of the cursor in memory, but not beyond `end`."""
         offset = min(self._offsets[subscription], end)
-        return self._place_at(
-            offset, self._placements[subscription], self._placed_by[subscription], self._moved_at[subscription]
+        return _Place(
+            offset,
+            self._placements[subscription],
+            self._placed_by[subscription],
+            self._moved_at[subscription],
+            self._drained(offset),
+            subscription in self._queues,
+            self._states.get(subscription, b""),
         )
-
-    def _place_at(self, offset: Offset, placement: int, placed_by: RequestId, moved_at: int) -> _Place:
-        return _Place(offset, placement, placed_by, moved_at, self._drained(offset))
 
     def _stored_place(self, subscription: str) -> _Place | None:
         stored = self._stored.get(subscription)
@@ -459,13 +508,15 @@ class Cursors:
         raise MetadataUncertain(f"cursors of {self.name} could not be written and read back; try again")
 
     def _encoded(self, place: _Place, stored: _Stored | None) -> bytes:
-        offset, placement, placed_by, moved_at, _ = place
+        offset, placement, placed_by, moved_at, _, queue, state = place
         cursor = Cursor(
             offset=offset,
             epoch=self._epoch,
             placement=placement,
             placed_by=placed_by,
             moved_at=moved_at,
+            queue=queue,
+            state=state,
             unknown=stored.unknown if stored is not None else UNSET,
         )
         return encode(cursor)
@@ -484,7 +535,8 @@ class Cursors:
             self._stored.pop(subscription, None)
         else:
             before = self._stored.get(subscription)
-            self._stored[subscription] = _Stored(place, revision, before.unknown if before is not None else UNSET)
+            unknown = before.unknown if before is not None else UNSET
+            self._stored[subscription] = _Stored(place, revision, unknown)
 
     async def _read_back(self) -> None:
         """Read what is stored. `Fenced`, for good, if the segment has another owner."""
@@ -498,7 +550,13 @@ class Cursors:
             if subscription is not None:
                 cursor = decode(Cursor, entry.value, f"the Cursor at {entry.key}")
                 place = _Place(
-                    cursor.offset, cursor.placement, cursor.placed_by, cursor.moved_at, subscription in drained
+                    cursor.offset,
+                    cursor.placement,
+                    cursor.placed_by,
+                    cursor.moved_at,
+                    subscription in drained,
+                    cursor.queue,
+                    cursor.state,
                 )
                 self._stored[subscription] = _Stored(place, entry.revision, cursor.unknown)
                 self._last_placement = max(self._last_placement, cursor.placement)

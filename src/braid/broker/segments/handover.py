@@ -130,7 +130,7 @@ class HandOver:
         assert record.state is OwnershipState.DRAINING, record
         assert record.move is not None, record
         segment.fail_channels(Moved(f"{segment.name} is moving to another broker", "", segment.epoch))
-        await self._retry(segment, segment.cursors.stop)
+        await self._retry(segment, lambda: segment.store_cursors(handing_over=True))
         await self._retry(segment, segment.storage.finish)
         to = record.move.to
         await self._retry(segment, lambda: self._copy(segment, to))
@@ -164,7 +164,7 @@ class HandOver:
         to = known.value.move.to
         position = await self._brought(segment, to, EXPORT_PATIENCE_S)
         segment.fail_channels(Moved(f"{segment.name} is moving to broker {to}", "", segment.epoch))
-        await self._retry(segment, segment.cursors.stop)
+        await self._retry(segment, lambda: segment.store_cursors(handing_over=True))
 
         async def hand_over() -> None:
             handed = known.value.handed_to(to, position)

@@ -15,16 +15,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
 from braid.broker.metrics import BrokerMetrics
+from braid.broker.queues.evidence import gather
+from braid.broker.queues.segment_queues import SegmentQueues
 from braid.broker.replicas.copies import ReplicaCopies
+from braid.broker.replicas.queue_copies import QUEUE_READ
 from braid.broker.replicas.replication import Replication
 from braid.broker.segment_folders import own_folder
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.owned_segment import OwnedSegment, SegmentRetention
 from braid.broker.segments.publish import PublishQueue
+from braid.broker.segments.segment_access import Ask
 from braid.broker.topics import Topics
 from braid.cluster.members import Members, still_gone
 from braid.cluster.owners import Owners
@@ -46,7 +50,7 @@ from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.topic import Durability, Topic
-from braid.ports.tasks import completed
+from braid.ports.tasks import TaskScope, completed
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.housekeeper import Housekeeper
@@ -58,6 +62,7 @@ KEEP_LOCAL_BYTES: Final = 256 << 20
 """Of each segment whose history is in shared storage, for readers that lag a little: they read the local disk."""
 TELL_AFTER_S: Final = 10.0
 """How long an opening may fail for a reason that time may mend before the record says so."""
+ASK_S: Final = 10.0
 NO_END: Final = Offset((1 << 63) - 1)
 
 Replicate = Callable[[SegmentName, int, Ownership], Replication]
@@ -80,9 +85,11 @@ class Opening:
         write_manifest: Callable[[str], Awaitable[None]],
         copies: ReplicaCopies,
         replicate: Replicate,
+        ask: Ask,
     ) -> None:
         """`copies` are those that this broker keeps as a follower, `replicate` makes the replication of a segment that
-        it is to own. `write_manifest` writes the manifest of the topic of this path, and raises nothing."""
+        it is to own. `ask` calls another broker. `write_manifest` writes the manifest of the topic of this path, and
+        raises nothing."""
         self._context = context
         self._config = config
         self._metrics = metrics
@@ -94,6 +101,8 @@ class Opening:
         self._write_manifest = write_manifest
         self._copies = copies
         self._replicate = replicate
+        self._ask = ask
+        self._releasing = TaskScope[SegmentName]()
 
     async def open(
         self,
@@ -116,9 +125,17 @@ class Opening:
         await completed(own_folder(self._context, name, topic.id))  # A deletion that cancels this removes the folder.
         if record.accept_loss:
             await self._accept_loss(name, record, revision)
+        await self._gather_queues(name, topic.id, record)
         replication = self._replicate(name, topic.id, record) if replicated else None
+        opened: list[SegmentQueues] = []
+        segment: OwnedSegment | None = None
+
+        def fail(error: BraidError) -> None:
+            if segment is not None:
+                on_failure(segment, error)
+
         try:
-            storage = await self._open_storage(name, topic, record, revision, replication)
+            storage = await self._open_storage(name, topic, record, revision, replication, opened)
         except BaseException:
             if replication is not None:
                 await replication.stop()
@@ -126,9 +143,15 @@ class Opening:
         try:
             cursors = await self._load_cursors(name, topic, record, storage, on_fenced)
             await self._owners.view.caught_up(storage.begun_at)
+            queues = self._queues_of(name, record.epoch, storage, cursors, replication, fail)
+            opened.append(queues)
+            await queues.load()
+            queues.release_if_drained()
         except BaseException:
             if replication is not None:
                 await replication.stop()
+            for each in opened:
+                await each.stop()
             await storage.abandon()
             raise
         if replication is not None:
@@ -152,7 +175,10 @@ class Opening:
         )
         self._housekeeper.add(storage, retention.policy, retention.needed_from, keep_local_bytes=KEEP_LOCAL_BYTES)
         _log_recovery(name, storage)
-        return OwnedSegment(name, topic, record, storage, cursors, publishes, retention, on_failure, replication)
+        segment = OwnedSegment(
+            name, topic, record, storage, cursors, queues, publishes, retention, on_failure, replication
+        )
+        return segment
 
     def _check_replicas(self, record: Ownership) -> None:
         """Refuse to open a segment that could not confirm anything: each attempt costs an epoch."""
@@ -164,6 +190,9 @@ class Opening:
                 f"{record.write_quorum} of its {len(replicas)} replicas must hold a record; these are down: "
                 f"{', '.join(gone)}"
             )
+
+    async def stop(self) -> None:
+        await self._releasing.cancel()
 
     async def take(self, name: SegmentName, known: Known[Ownership], tried: Epoch) -> tuple[Ownership, Revision]:
         """Return the record under which this broker may open its segment now, and the record's revision. The broker
@@ -222,7 +251,13 @@ class Opening:
         await cursors.load(lossy=True)
 
     async def _open_storage(
-        self, name: SegmentName, topic: Topic, record: Ownership, revision: Revision, replication: Replication | None
+        self,
+        name: SegmentName,
+        topic: Topic,
+        record: Ownership,
+        revision: Revision,
+        replication: Replication | None,
+        queues: Sequence[SegmentQueues],
     ) -> SegmentStorage:
         config = LogConfig(
             durability=owner_step.durability(record, topic.policies),
@@ -246,7 +281,7 @@ class Opening:
                 replicate=replication.begin if replication is not None else None,
                 conditions=[Compare(ownership, revision), *still_gone(given_up)],
                 operations=lambda end: [Put(ownership, record.serving(holders, end).to_json())],
-                on_complete=lambda: self._completed(name, record.epoch),
+                on_complete=lambda: self._completed(name, record.epoch, queues),
             )
         except ConditionFailed as error:
             back = f", or {' or '.join(given_up)} is back with what was given up" if given_up else ""
@@ -261,8 +296,13 @@ class Opening:
             if broker != self._context.broker_id and record.failure_of(broker) is None
         ]
 
-    def _completed(self, name: SegmentName, epoch: Epoch) -> tuple[Sequence[Condition], Sequence[Operation]]:
-        """Make the record of a log that has ended clean: when its owner is gone, any broker can go on."""
+    def _completed(
+        self, name: SegmentName, epoch: Epoch, queues: Sequence[SegmentQueues]
+    ) -> tuple[Sequence[Condition], Sequence[Operation]]:
+        """Make the record of a log that has ended clean: when its owner is gone, any broker can go on. Not while the
+        disks of its owner and followers hold acks: `_release` does it when its queues are drained."""
+        if not queues or not queues[0].are_drained:
+            return (), ()
         known = self._owners.known(name)
         if known is None or not known.value.is_held_by(self._context.broker_id, epoch):
             raise Fenced(f"{name} has another owner")
@@ -272,6 +312,77 @@ class Opening:
             return (), ()
         key = paths.ownership(name.topic.path, name.descriptor)
         return [Compare(key, known.revision)], [Put(key, known.value.complete().to_json())]
+
+    async def _gather_queues(self, name: SegmentName, topic_id: int, record: Ownership) -> None:
+        """Bring what other replicas know of queues to this broker's disk, after a vote."""
+        context = self._context
+
+        async def ask(broker: str, subscriptions: list[str]) -> Any:
+            arguments = {"segment": str(name), "topic_id": topic_id, "epoch": record.epoch}
+            return await self._ask(broker, QUEUE_READ, {**arguments, "subscriptions": subscriptions}, timeout_s=ASK_S)
+
+        folder = f"{context.folder}/{name.topic.path}/{name.descriptor}"
+        await gather(context.store, context.disk, folder, name, record, context.broker_id, ask)
+
+    def _queues_of(
+        self,
+        name: SegmentName,
+        epoch: Epoch,
+        storage: SegmentStorage,
+        cursors: Cursors,
+        replication: Replication | None,
+        on_failure: Callable[[BraidError], None],
+    ) -> SegmentQueues:
+        async def keep_record() -> None:
+            await self._swap_record(name, epoch, lambda record: record.incomplete() if record.clean else record)
+
+        def release_record() -> None:
+            is_whole = storage.ended and storage.catalog.next_offset >= storage.log.end
+            if is_whole and name not in self._releasing:
+                self._releasing.start(name, self._release(name, epoch), name=f"complete {name}")
+
+        queues = SegmentQueues(
+            name,
+            epoch,
+            storage,
+            cursors,
+            disk=self._context.disk,
+            clock=self._context.clock,
+            metrics=self._metrics.topic(name.topic.path),
+            may_confirm=self._may_act,
+            agreed=replication.agreed if replication is not None else lambda own, _: own,
+            keep_record=keep_record,
+            release_record=release_record,
+            on_failure=on_failure,
+        )
+        if replication is not None:
+            replication.follow_queues(queues)
+        return queues
+
+    async def _release(self, name: SegmentName, epoch: Epoch) -> None:
+        """Make the record clean of a log that has ended, is in chunks, and whose queues are drained."""
+        if self._context.mode is not StorageMode.LOCAL:
+            try:
+                await self._swap_record(name, epoch, lambda record: record if record.clean else record.complete())
+            except BraidError as error:
+                _log.info("%s is complete, and its record does not say so yet: %s", name, error)
+
+    async def _swap_record(self, name: SegmentName, epoch: Epoch, change: Callable[[Ownership], Ownership]) -> None:
+        """Change the record of a segment that this broker serves; return when the view shows it."""
+        while True:
+            known = self._owners.known(name)
+            if known is None or not known.value.is_held_by(self._context.broker_id, epoch):
+                raise Fenced(f"{name} has another owner")
+            if known.value.state is not OwnershipState.SERVING:
+                return
+            changed = change(known.value)
+            if changed == known.value:
+                return
+            revision = await self._owners.swap(name, known.revision, changed)
+            if revision is not None:
+                await self._owners.view.caught_up(revision)
+                return
+            await self._owners.view.caught_up(Revision(known.revision + 1))
 
     async def _load_cursors(
         self,

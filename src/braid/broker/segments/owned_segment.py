@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from braid.broker.error_mapping import to_client
+from braid.broker.queues.segment_queues import SegmentQueues
 from braid.broker.replicas.replication import Replication
 from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import DeliveryChannel
@@ -101,6 +103,7 @@ class OwnedSegment:
         record: Ownership,
         storage: SegmentStorage,
         cursors: Cursors,
+        queues: SegmentQueues,
         publishes: PublishQueue,
         retention: SegmentRetention,
         on_failure: Callable[[OwnedSegment, BraidError], None],
@@ -111,6 +114,7 @@ class OwnedSegment:
         self.epoch: Final = record.epoch
         self.storage: Final = storage
         self.cursors: Final = cursors
+        self.queues: Final = queues
         self.publishes: Final = publishes
         self.retention: Final = retention
         self.replication: Final = replication
@@ -237,12 +241,21 @@ class OwnedSegment:
     def close_channels(self, subscription: str, closed_code: str, message: str) -> None:
         """End the channels of a subscription. Unless the code is that of a final error, they may be opened again."""
         error = BraidError.by_code.get(closed_code)
+        retriable = error is None or error.retriable
         for channel in [each for each in self._channels if each.subscription == subscription]:
-            channel.close(closed_code, message, retriable=error is None or error.retriable)
+            channel.close(closed_code, message, retriable=retriable)
+        self.queues.close_channels(closed_code, message, retriable=retriable, subscription=subscription)
 
     def fail_channels(self, error: BraidError) -> None:
         for channel in list(self._channels):
             channel.fail(error)
+        told = to_client(error)
+        self.queues.close_channels(told.code, str(told), retriable=told.retriable)
+
+    async def store_cursors(self, *, handing_over: bool) -> None:
+        """Take no more acks, and store the cursors. If another broker is to go on, the states of queues, too."""
+        states = await self.queues.stop()
+        await self.cursors.stop(states if handing_over else None)
 
     def _on_confirmed(self) -> None:
         """Deliver after a rise of the watermark, and report its failure. The log's commit calls this, so the error of a
@@ -253,6 +266,10 @@ class OwnedSegment:
             except Exception:
                 _log.exception("a channel of %s broke", self.name)
                 channel.drop()
+        try:
+            self.queues.pump()
+        except Exception:
+            _log.exception("the queues of %s broke", self.name)
         error = self.storage.log.confirmed.error
         if error is not None and self.sealed:
             self.cursors.note_drained()

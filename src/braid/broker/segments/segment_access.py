@@ -63,6 +63,16 @@ ASK_SEGMENT: Final = "ask_segment"
 T = TypeVar("T")
 
 
+class QueuesOfSegment(Protocol):
+    """The queues of a segment on its owner, as questions see them (`SegmentQueues`)."""
+
+    def follow_cursor(self, subscription: str) -> None: ...
+
+    async def begin(self, subscription: str) -> None: ...
+
+    async def remove(self, subscription: str) -> None: ...
+
+
 class ServedSegment(Protocol):
     """A segment on its owner, as questions see it (`OwnedSegment`)."""
 
@@ -74,6 +84,9 @@ class ServedSegment(Protocol):
 
     @property
     def cursors(self) -> Cursors: ...
+
+    @property
+    def queues(self) -> QueuesOfSegment: ...
 
     @property
     def earliest(self) -> Offset: ...
@@ -151,11 +164,15 @@ class BeginCursor(Question[Offset | None], frozen=True, tag=True):
 
     subscription: str
     offset: Offset
+    queue: bool = False
 
     async def answer(self, segment: ServedSegment) -> Offset | None:
         offset = min(self.offset, segment.end)
         await segment.sync_to(offset)
-        return await segment.cursors.begin(self.subscription, offset)
+        begun = await segment.cursors.begin(self.subscription, offset, queue=self.queue)
+        if begun is not None:
+            await follow_cursor(segment, self.subscription)
+        return begun
 
 
 class PlaceCursor(Question[Offset], frozen=True, tag=True):
@@ -174,6 +191,7 @@ class PlaceCursor(Question[Offset], frozen=True, tag=True):
         if not placing.only_if_absent:
             # Immediately, before an ack that is under way on an old channel can move the cursor.
             segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {stands}")
+        await follow_cursor(segment, subscription)
         return stands
 
 
@@ -186,6 +204,13 @@ class RemoveCursor(Question[None], frozen=True, tag=True):
         if await segment.cursors.remove(self.subscription):
             message = f"subscription {self.subscription} of {segment.name.topic} was deleted"
             segment.close_channels(self.subscription, SubscriptionNotFound.code, message)
+            await segment.queues.remove(self.subscription)
+
+
+async def follow_cursor(segment: ServedSegment, subscription: str) -> None:
+    """Let the queue of a subscription begin where its cursor was placed, if it is a queue."""
+    segment.queues.follow_cursor(subscription)  # Before an answer can come.
+    await segment.queues.begin(subscription)
 
 
 class SwapChunks(Question[int], frozen=True, tag=True):

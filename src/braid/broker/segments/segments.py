@@ -119,6 +119,7 @@ class Segments:
             write_manifest,
             copies,
             replicate,
+            ask,
         )
         self._served: dict[Key, OwnedSegment] = {}
         self._absent: dict[Key, BraidError] = {}
@@ -509,7 +510,7 @@ class Segments:
         self._housekeeper.remove(segment.storage)
         segment.fail_channels(reason)
         try:
-            await segment.cursors.stop()
+            await segment.store_cursors(handing_over=False)
         except BraidError as error:
             _log.warning("cursors of %s are not stored, so consumers go back a little: %s", segment.name, error)
         finally:
@@ -570,6 +571,7 @@ class Segments:
         """Close all segments in order: store the cursors, close the logs. An error is logged, and the other segments
         are closed all the same."""
         self._closing = True
+        await self._opening.stop()
         await self._cancel_work()
         segments, self._served = list(self._served.values()), {}
         ending = (self._end(segment, ShuttingDown("the broker is stopping"), orderly=True) for segment in segments)

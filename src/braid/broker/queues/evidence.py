@@ -1,0 +1,95 @@
+"""What a replica that was elected must know of queues before it serves: everything that was ever confirmed.
+
+A confirmed event is on the disks of w replicas, as a confirmed record is. So it is in the answers of n - w + 1 members.
+The elected replica holds the whole message log, and may lack events: the vote looks at the message log alone. So it
+asks, joins the answers, and stores the result on its own disk. Only then does its record say that it serves. After a
+crash in between the vote is still in the record, and everything is asked again.
+
+An answer is a promise, too: that replica takes no event of an earlier owner any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from braid.metadata import paths
+from braid.metadata.store import Store
+from braid.model.errors import BraidError, NotEnoughReplicas
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership
+from braid.model.queue.events import QueueImage, decode_snapshot, joined
+from braid.model.stored_record import decode
+from braid.model.subscription import Cursor
+from braid.ports.disk import Disk
+from braid.ports.tasks import all_of
+from braid.storage.log import promise as promises
+from braid.storage.queue_journal import QueueJournal, folder_of, read_image
+
+Ask = Callable[[str, list[str]], Awaitable[Mapping[str, Any]]]
+"""Asks a broker what it knows of these subscriptions (`QueueCopies.read`)."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+async def gather(
+    store: Store, disk: Disk, folder: str, name: SegmentName, record: Ownership, here: str, ask: Ask
+) -> None:
+    """Bring everything that is known of the segment's queues to this broker's disk, if a vote has found it."""
+    if record.elected is None:
+        return
+    cursors = await _queue_cursors(store, name)
+    wanted = {each: cursor for each, cursor in cursors.items() if not _is_whole(cursor, record.elected.epoch)}
+    if not wanted:
+        return
+    answers = await all_of(_answer(ask, broker, [*wanted]) for broker in record.replicas if broker != here)
+    members = int((await promises.read(disk, folder)).member) + sum(bool(each["member"]) for each in answers if each)
+    if members < record.keepers_needed and not record.accept_loss:
+        raise NotEnoughReplicas(
+            f"{name} has queues, and {record.keepers_needed} of its replicas {', '.join(record.replicas)} must say "
+            f"what was settled; {members} can"
+        )
+    for subscription, cursor in wanted.items():
+        images = [
+            QueueImage.of(decode_snapshot(each["images"][subscription]))
+            for each in answers
+            if each and subscription in each["images"]
+        ]
+        place = folder_of(folder, subscription)
+        known = joined(cursor.placement, cursor.offset, [await read_image(disk, place), *images])
+        await _store(disk, place, known)
+
+
+async def _queue_cursors(store: Store, name: SegmentName) -> dict[str, Cursor]:
+    listing = await store.list(paths.segment_prefix(name.topic.path, name.descriptor))
+    found = {}
+    for entry in listing.entries:
+        subscription = paths.subscription_of_cursor(entry.key)
+        if subscription is not None:
+            cursor = decode(Cursor, entry.value, f"the Cursor at {entry.key}")
+            if cursor.queue:
+                found[subscription] = cursor
+    return found
+
+
+def _is_whole(cursor: Cursor, elected: int) -> bool:
+    """Tell whether the state beside the cursor is that of the last owner: the one that wrote the elected copy's last
+    batch has handed the segment over."""
+    return bool(cursor.state) and decode_snapshot(cursor.state).epoch >= elected
+
+
+async def _answer(ask: Ask, broker: str, subscriptions: list[str]) -> Mapping[str, Any] | None:
+    try:
+        return await ask(broker, subscriptions)
+    except BraidError as error:
+        _log.info("broker %s does not say what was settled: %s", broker, error)
+        return None
+
+
+async def _store(disk: Disk, folder: str, image: QueueImage) -> None:
+    journal = await QueueJournal.open(disk, folder)
+    try:
+        await journal.durable.reached(journal.begin_anew(image.snapshot()))
+    finally:
+        await journal.abandon()

@@ -1,0 +1,421 @@
+"""One queue: a subscription's messages of one segment, on the segment's owner.
+
+    log ─ confirmed ─► QueueState.take ─► QueueChannel ─► consumer
+                            ▲                                │ acks, nacks
+                            └──────── answer ◄───────────────┘
+                                        │ events
+                                        ▼
+                              journal (and followers) ─ confirmed ─► cursor, replies
+
+The order of evidence is: messages, events, memory of clients. A message is handed out when the log has confirmed it. An
+ack changes the state in memory immediately, so the consumer's next messages do not wait for a disk. The reply waits
+until enough disks have the event (I9). Then the cursor follows: it stands at the first message that is not settled, so
+retention, pruning and drained marks know of queues what they know of streams.
+
+Messages travel in the batches that their producers made, because a broker never opens a batch. A channel that has just
+got a batch is not sent it again for more of its messages.
+
+Nothing here waits: `pump` hands out what it can, and runs again when the log rises, an answer comes, a lease runs out,
+or a batch was read from a file. One task reads files and chunks, if the hot cache does not have the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from braid.broker.error_mapping import to_reader
+from braid.broker.metrics import TopicMetrics
+from braid.broker.queues.channel import QueueChannel
+from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed
+from braid.model.ids import Epoch, Offset
+from braid.model.names import SegmentName
+from braid.model.queue.events import MAX_REASON_CHARS, QueueEvents, QueueImage, QueueSnapshot, Returned
+from braid.model.queue.state import Answer, QueueState, without
+from braid.ports.clock import Clock
+from braid.ports.tasks import end
+from braid.storage.log.watermark import Watermark
+from braid.storage.queue_journal import QueueJournal
+from braid.storage.reader import StoredBatch
+from braid.storage.segment import SegmentStorage
+from braid.wire.operations import END_OF_SEGMENT, QueueAnswer
+
+READ_BYTES: Final = 1 << 20
+SHARED_TURN: Final = 32
+"""How many messages one of several consumers gets before it is the next one's turn."""
+READ_AGAIN_S: Final = 1.0
+"""After a read has failed."""
+MAX_ANSWERED: Final = 1 << 20
+"""The most messages that one answer may tell of."""
+MAX_DELAY_US: Final = 366 * 86_400 * 1_000_000
+LEASE_BITS: Final = 31
+"""Leases of one epoch: msgpack has numbers of 64 bits, and an epoch takes 32."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class QueueCursors(Protocol):
+    """The cursors of the segment (`Cursors`)."""
+
+    def offset(self, subscription: str) -> Offset | None: ...
+
+    def placement(self, subscription: str) -> int: ...
+
+    def advance(self, subscription: str, offset: Offset) -> bool: ...
+
+
+class QueueSettings(NamedTuple):
+    """What the subscription says."""
+
+    ack_timeout_us: int
+    max_deliveries: int
+    """A message that was delivered so often is a dead letter. 0: it is delivered for ever."""
+
+
+class QueueCounts(NamedTuple):
+    """What operators see of a queue."""
+
+    ready: int
+    leased: int
+    delayed: int
+    oldest_us: int
+    """When the oldest message was written that is not settled: µs since 1970. 0: there is none, or it is not known."""
+    consumers: tuple[str, ...]
+    blocked: str
+    """Why no new messages are handed out; empty: they are."""
+
+
+class SegmentQueue:
+    def __init__(
+        self,
+        name: SegmentName,
+        subscription: str,
+        epoch: Epoch,
+        storage: SegmentStorage,
+        cursors: QueueCursors,
+        journal: QueueJournal,
+        image: QueueImage,
+        *,
+        clock: Clock,
+        may_confirm: Callable[[], bool],
+        agreed: Callable[[int, Mapping[str, int]], int] = lambda own, _: own,
+        message_ttl_us: Callable[[], int | None] = lambda: None,
+        metrics: TopicMetrics,
+        on_failure: Callable[[BraidError], None],
+    ) -> None:
+        """`image` is what all evidence adds up to. `agreed` returns the number that enough replicas hold, of this
+        broker's and those of the followers."""
+        self.name: Final = name
+        self.subscription: Final = subscription
+        self._epoch = epoch
+        self._storage = storage
+        self._cursors = cursors
+        self._journal = journal
+        self._clock = clock
+        self._may_confirm = may_confirm
+        self._agreed = agreed
+        self._message_ttl_us = message_ttl_us
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self.placement = image.placement
+        self._state = QueueState(image.settled, image.returned.values(), first_lease=(epoch << LEASE_BITS) + 1)
+        self.confirmed: Final = Watermark(0)
+        """Of the journal's numbers: enough disks have these events."""
+        self._held: dict[str, int] = {}
+        """By follower: the number up to which its disk has the events."""
+        self._bases: deque[tuple[int, int]] = deque()
+        """Numbers, and where the cursor goes when they are confirmed."""
+        self._channels: dict[int, QueueChannel] = {}
+        self._turns: deque[int] = deque()
+        """The channels, the one first whose turn it is."""
+        self._settings = QueueSettings(30_000_000, 0)
+        self._read: list[StoredBatch] = []
+        """Batches that were read last, without a gap."""
+        self._reading: asyncio.Task[None] | None = None
+        self._oldest: tuple[int, int] = (-1, 0)
+        """The oldest unsettled offset whose time is known, and the time."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self.on_events: list[Callable[[int, QueueEvents | QueueSnapshot], None]] = []
+        """Called with the number of what the journal takes: followers are sent it."""
+        journal.on_failure = on_failure
+        journal.durable.follow(self._count)
+        # The evidence may come from several disks: this one, and enough others, are to have all of it.
+        self._begin_journal()
+        self._note_base()
+
+    # Consumers.
+
+    def attach(self, channel: QueueChannel, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._channels[channel.key] = channel
+        self._turns.append(channel.key)
+        self.pump()
+
+    def detach(self, key: int, *, leave: bool) -> None:
+        """Forget a channel. If its consumer leaves, its messages are handed out again now; otherwise it may be back,
+        and their leases run on."""
+        if self._channels.pop(key, None) is None:
+            return
+        self._turns.remove(key)
+        if leave and not self._stopped:
+            self._note_returned(self._state.leave(key, self._clock.now_us()))
+            self.pump()
+
+    def answer(self, answer: QueueAnswer) -> tuple[int, list[int]]:
+        """Take acks, nacks and extensions. Returns the number that is confirmed when everything of this is stored, and
+        the messages that others have now: what was said about these does not count."""
+        self._check_open()
+        end = self._storage.log.confirmed.value
+        stale: list[int] = []
+        settled: list[tuple[int, int]] = []
+        returned: list[Returned] = []
+        now = self._clock.now_us()
+        for start, stop, lease in answer.acks:
+            _check_range(start, stop, end)
+            refused = self._state.ack(start, stop, lease)
+            stale += refused
+            settled += without(start, stop, refused)
+        for offset, lease, delay_us, seen, reason in answer.nacks:
+            _check_range(offset, offset + 1, end)
+            not_before = now + min(max(delay_us, 0), MAX_DELAY_US)
+            outcome, event = self._state.nack(offset, lease, not_before, seen=seen, reason=reason[:MAX_REASON_CHARS])
+            if event is not None:
+                returned.append(event)
+            elif outcome is Answer.STALE:
+                stale.append(offset)
+        for offset, lease, more_us in answer.extensions:
+            _check_range(offset, offset + 1, end)
+            if self._state.extend(offset, lease, now + min(max(more_us, 0), MAX_DELAY_US)) is Answer.STALE:
+                stale.append(offset)
+        self._note(QueueEvents(tuple(settled), tuple(returned)))
+        self.pump()
+        return self._journal.last_number, stale
+
+    # What the log, the clock and followers do.
+
+    def pump(self) -> None:
+        """Hand out what can be handed out now."""
+        if self._stopped or self._reading is not None:
+            return
+        now = self._clock.now_us()
+        self._note_returned(self._state.expire(now))
+        while (channel := self._next_channel()) is not None:
+            offset = self._state.peek(now, self._storage.log.confirmed.value)
+            if offset is None or not self._hand_out(channel, offset, now):
+                break
+        self._end_if_drained()
+        self._wake_later(now)
+
+    def on_held(self, follower: str, number: int) -> None:
+        """Hear how far a follower's disk is; 0: it does not count any more."""
+        self._held[follower] = number
+        self._count()
+
+    def recount(self) -> None:
+        """Hear that other followers count than before."""
+        self._count()
+
+    def reset(self, offset: Offset) -> None:
+        """Begin anew at another place: the subscription was set there. The channels are closed already."""
+        self.placement = self._cursors.placement(self.subscription)
+        self._state = QueueState(QueueImage(self.placement, offset).settled, first_lease=self._state.next_lease)
+        self._bases.clear()
+        self._begin_journal()
+        self.pump()
+
+    # What operators ask.
+
+    def counts(self) -> QueueCounts:
+        now, end = self._clock.now_us(), self._storage.log.confirmed.value
+        leased, delayed = self._state.leased, self._state.delayed(now)
+        base = self._state.settled.base
+        return QueueCounts(
+            ready=self._state.unsettled(end) - leased - delayed,
+            leased=leased,
+            delayed=delayed,
+            oldest_us=self._oldest[1] if self._oldest[0] == base < end else 0,
+            consumers=tuple(sorted(channel.consumer for channel in self._channels.values())),
+            blocked=self._state.blocked,
+        )
+
+    def snapshot(self) -> QueueSnapshot:
+        settled = self._state.settled
+        return QueueSnapshot(self.placement, settled.base, tuple(settled), tuple(self._state.returned()))
+
+    @property
+    def last_number(self) -> int:
+        return self._journal.last_number
+
+    # The end.
+
+    def close_channels(self, code: str, message: str, *, retriable: bool) -> None:
+        for channel in list(self._channels.values()):
+            channel.close(code, message, retriable=retriable)
+
+    async def stop(self) -> QueueSnapshot:
+        """Take no more answers. When this returns, everything that was taken is confirmed or never will be. Returns
+        what is known of the queue."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        reading, self._reading = self._reading, None
+        await end(reading)
+        await self._journal.close()
+        self.confirmed.fail(LogClosed(f"the queue {self.subscription} of {self.name} is closed"))
+        return self.snapshot()
+
+    # Steps.
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise LogClosed(f"the queue {self.subscription} of {self.name} is closed")
+
+    def _next_channel(self) -> QueueChannel | None:
+        """Return the next channel that takes messages, and let the others come after it."""
+        for _ in range(len(self._turns)):
+            key = self._turns[0]
+            self._turns.rotate(-1)
+            channel = self._channels[key]
+            if channel.takes(self._state.held(key)):
+                return channel
+        return None
+
+    def _hand_out(self, channel: QueueChannel, offset: Offset, now: int) -> bool:
+        """Hand out messages of the batch at this offset; False if the batch must be read first."""
+        if offset < self._storage.earliest:
+            self._expire_messages(offset, self._storage.earliest)
+            return True
+        batch = self._find(offset)
+        if batch is None:
+            self._reading = self._loop.create_task(self._read_from(offset), name=f"read for queue of {self.name}")
+            return False
+        header = batch.header
+        self._note_oldest(header.base_offset, header.next_offset, header.min_timestamp)
+        ttl_us = self._message_ttl_us()
+        if ttl_us is not None and header.max_timestamp + ttl_us <= now:
+            self._expire_messages(header.base_offset, header.next_offset)
+            return True
+        free = channel.prefetch - self._state.held(channel.key)
+        count = free if len(self._channels) == 1 else min(free, SHARED_TURN)
+        settings = self._settings
+        handed = self._state.take(
+            channel.key, count, header.base_offset, header.next_offset, now, now + settings.ack_timeout_us
+        )
+        channel.send(batch, handed, settings.max_deliveries, self._storage.log.confirmed.value)
+        self._metrics.delivered_records += sum(each.end - each.start for each in handed)
+        return True
+
+    def _expire_messages(self, start: int, end: int) -> None:
+        """Settle messages that nobody is to have any more."""
+        self._state.settle(start, end)
+        self._note(QueueEvents(((start, end),)))
+
+    def _find(self, offset: Offset) -> StoredBatch | None:
+        for batch in self._read:
+            if batch.header.base_offset <= offset < batch.header.next_offset:
+                return batch
+        log = self._storage.log
+        cached = self._storage.sources.cache.get(log.number, offset, READ_BYTES, log.confirmed.value)
+        if cached:
+            self._read = [StoredBatch(header, data) for header, data in cached]
+            return self._read[0]
+        return None
+
+    async def _read_from(self, offset: Offset) -> None:
+        try:
+            batches = await self._storage.reader(offset).read_available(READ_BYTES)
+            self._read = [batch for batch in batches if batch.header.count]
+            if not self._read:
+                raise BrokenInvariant(f"I1: nothing is at offset {offset} of {self.name}, which is confirmed")
+        except BraidError as error:
+            if not self._stopped:
+                _log.warning("offset %d of %s cannot be read: %s", offset, self.name, error)
+                failure = to_reader(error)
+                self.close_channels(failure.code, str(failure), retriable=True)
+                await asyncio.sleep(READ_AGAIN_S)
+        finally:
+            self._reading = None
+        self.pump()
+
+    def _note_oldest(self, start: int, end: int, timestamp: int) -> None:
+        base = self._state.settled.base
+        if start <= base < end:
+            self._oldest = (base, timestamp)
+
+    def _note_returned(self, returned: Iterable[Returned]) -> None:
+        self._note(QueueEvents(returned=tuple(returned)))
+
+    def _note(self, events: QueueEvents) -> None:
+        """Store events that are true in memory."""
+        if not events.settled and not events.returned:
+            return
+        if self._journal.is_long:
+            self._begin_journal()
+        else:
+            number = self._journal.append(events)
+            for callback in self.on_events:
+                callback(number, events)
+        self._note_base()
+
+    def _begin_journal(self) -> None:
+        snapshot = self.snapshot()
+        number = self._journal.begin_anew(snapshot)
+        for callback in self.on_events:
+            callback(number, snapshot)
+
+    def _note_base(self) -> None:
+        base = self._state.settled.base
+        if not self._bases or self._bases[-1][1] != base:
+            self._bases.append((self._journal.last_number, base))
+
+    def _count(self) -> None:
+        """Raise `confirmed` to what enough disks have, and let the cursor follow."""
+        if self._journal.durable.error is not None:
+            self.confirmed.fail(self._journal.durable.error)
+            return
+        number = self._agreed(self._journal.durable.value, self._held)
+        if number <= self.confirmed.value or not self._may_confirm():
+            return
+        base = None
+        while self._bases and self._bases[0][0] <= number:
+            base = self._bases.popleft()[1]
+        if base is not None:
+            self._cursors.advance(self.subscription, Offset(base))
+        self.confirmed.advance(number)
+        self._end_if_drained()
+
+    @property
+    def is_drained(self) -> bool:
+        """Tell whether the log has ended with no message that is not settled, and that is stored."""
+        return (
+            self._storage.ended
+            and self._state.settled.base >= self._storage.log.end
+            and not self._bases
+            and self.confirmed.value >= self._journal.last_number
+        )
+
+    def _end_if_drained(self) -> None:
+        """Tell consumers that nothing is left and nothing will come."""
+        log = self._storage.log
+        if self._channels and self.is_drained:
+            self.close_channels(END_OF_SEGMENT, f"the segment ends at offset {log.end}", retriable=False)
+
+    def _wake_later(self, now: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        times = [each for each in (self._state.next_deadline, self._state.next_due) if each is not None]
+        if times and (self._channels or self._state.next_deadline is not None):
+            # A waiting message that is due, and finds no consumer with room, needs no timer.
+            later = [each for each in times if each > now]
+            if later:
+                self._timer = self._loop.call_later((min(later) - now) / 1e6 + 0.0005, self.pump)
+
+
+def _check_range(start: int, stop: int, end: int) -> None:
+    if not 0 <= start < stop <= end or stop - start > MAX_ANSWERED:
+        raise InvalidArgument(f"messages {start} to {stop} cannot be answered: the segment holds 0 to {end}")

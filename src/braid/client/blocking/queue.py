@@ -1,0 +1,98 @@
+"""The queue consumer for blocking callers (braid.sync shows its use)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from braid.client.blocking.loop_thread import LoopThread
+from braid.client.consuming.queue import QueueConsumer
+from braid.model.message import QueueMessage
+
+MOST_AHEAD: Final = 1_000
+"""How many messages the caller's thread takes from the loop together."""
+
+
+class BlockingQueueConsumer:
+    """Consumes a queue subscription; `client.queue_consumer` makes it."""
+
+    def __init__(self, thread: LoopThread, consumer: QueueConsumer) -> None:
+        self._thread = thread
+        self._consumer: Final = consumer
+
+    @property
+    def topic(self) -> str:
+        return self._consumer.topic
+
+    @property
+    def subscription(self) -> str:
+        return self._consumer.subscription
+
+    @property
+    def name(self) -> str:
+        return self._consumer.name
+
+    def start(self) -> None:
+        """Begin to receive. `with` and the first `receive` call this."""
+        self._thread.call(self._consumer.start())
+
+    def receive(self, timeout: float | None = None) -> QueueMessage | None:
+        """Return the next message, or None if none came within `timeout` seconds."""
+        return self._thread.call(self._consumer.receive(timeout))
+
+    def receive_many(self, max_messages: int = MOST_AHEAD, timeout: float | None = None) -> list[QueueMessage]:
+        """Return the messages that are here, at most so many. If there are none, wait for one."""
+        return self._thread.call(self._consumer.receive_many(max_messages, timeout))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> QueueMessage:
+        """Return the next message. The iteration ends only by `break`, by an error, or when the consumer is closed."""
+        message = self.receive()
+        assert message is not None
+        return message
+
+    def ack(self, message: QueueMessage) -> None:
+        """Settle a message: when this returns, it is never delivered again. Raises `AckStale` if its lease had run out
+        and another consumer got it."""
+        self._thread.call(self._consumer.ack(message))
+
+    def submit_ack(self, message: QueueMessage) -> None:
+        """Settle a message without waiting. `flush` waits, and reports the first failure."""
+        self._thread.call_soon(partial(self._consumer.note_ack, message))
+
+    def nack(self, message: QueueMessage, delay: float = 0.0, reason: str = "") -> None:
+        """Return a message, to be delivered again after `delay` seconds. `reason` goes with it to the dead letters."""
+        self._thread.call(self._consumer.nack(message, delay, reason))
+
+    def extend(self, message: QueueMessage, seconds: float) -> None:
+        """Keep a message for so many seconds from now. Raises `AckStale` if another consumer has it."""
+        self._thread.call(self._consumer.extend(message, seconds))
+
+    def flush(self) -> None:
+        """Return when everything that was said is stored. Raises the first failure of a `submit_ack` since the last
+        flush."""
+        self._thread.call(self._consumer.flush())
+
+    def close(self) -> None:
+        """Store the acks, and give back all messages that are here. Closing twice is fine. In a forked child this does
+        nothing: the parent has the consumer."""
+        self._run_at_end(self._consumer.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run_at_end(self._consumer.__aexit__(kind, error, trace))
+
+    def _run_at_end(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._thread.forked:
+            work.close()
+        else:
+            self._thread.call(work)

@@ -1,0 +1,149 @@
+"""What a queue stores: events of one segment and subscription, and the image that they add up to.
+
+An event says that messages are settled, or that a message was returned. Neither is ever taken back: settled is settled,
+and the number of a message's deliveries only rises. So events have no order that matters, and may be applied twice. The
+union of several images of one queue is an image of it that knows everything that any of them knew (I9). This is why
+copies of a queue need no common log: each broker keeps a journal of its own, and the next owner joins what it finds.
+
+Only a seek takes something back. It gives the queue another *placement*. An image belongs to one placement, and images
+of different placements are never joined: the later one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from braid.model.errors import RecordUnreadable, cut
+from braid.model.ids import Offset
+from braid.model.queue.settled import SettledOffsets
+
+MAX_REASON_CHARS: Final = 200
+"""Of what a consumer says about a failure. Messages that wait keep it in memory."""
+
+
+class Returned(NamedTuple):
+    """An event: a message was delivered, and not settled."""
+
+    offset: Offset
+    deliveries: int
+    not_before: int
+    """µs since 1970."""
+    reason: str = ""
+    """Why its last delivery failed, if its consumer has said so."""
+
+
+class QueueEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What happened to a queue, in any order."""
+
+    settled: tuple[tuple[int, int], ...] = ()
+    """Ranges of offsets."""
+    returned: tuple[Returned, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The offset after the last message that the events tell of: no replica may hold them without it (I8)."""
+        return max([end for _, end in self.settled] + [each.offset + 1 for each in self.returned], default=0)
+
+
+def all_events(groups: Iterable[QueueEvents]) -> QueueEvents:
+    """Return the events of all groups as one."""
+    settled, returned = list[tuple[int, int]](), list[Returned]()
+    for group in groups:
+        settled += group.settled
+        returned += group.returned
+    return QueueEvents(_touching_joined(settled), tuple(returned))
+
+
+def _touching_joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Join ranges that touch: consumers ack one message after the other."""
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((start, end))
+    return tuple(result)
+
+
+class QueueSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An image, as it is stored and sent."""
+
+    placement: int
+    base: int
+    settled: tuple[tuple[int, int], ...] = ()
+    """Ranges above the base."""
+    returned: tuple[Returned, ...] = ()
+    epoch: int = 0
+    """Of the owner that has handed the segment over with this state: it holds all that was confirmed until then."""
+
+    @property
+    def end(self) -> int:
+        return max(self.base, QueueEvents(self.settled, self.returned).end)
+
+
+class QueueImage:
+    """What is known of one queue under one placement."""
+
+    def __init__(self, placement: int, base: int) -> None:
+        self.placement: Final = placement
+        self.settled: Final = SettledOffsets(base)
+        self.returned: Final[dict[int, Returned]] = {}
+
+    @classmethod
+    def of(cls, snapshot: QueueSnapshot) -> QueueImage:
+        image = cls(snapshot.placement, snapshot.base)
+        image.apply(QueueEvents(snapshot.settled, snapshot.returned))
+        return image
+
+    def apply(self, events: QueueEvents) -> None:
+        for start, end in events.settled:
+            self.settled.add(start, end)
+        for each in events.returned:
+            known = self.returned.get(each.offset)
+            if known is None or (each.deliveries, each.not_before) > (known.deliveries, known.not_before):
+                self.returned[each.offset] = each
+
+    def join(self, other: QueueImage) -> None:
+        """Take over what another image of the same placement knows."""
+        assert other.placement == self.placement, "images of different placements are not joined"
+        self.settled.add(0, other.settled.base)
+        self.apply(QueueEvents(tuple(other.settled), tuple(other.returned.values())))
+
+    def snapshot(self) -> QueueSnapshot:
+        returned = tuple(each for each in self.returned.values() if each.offset not in self.settled)
+        return QueueSnapshot(self.placement, self.settled.base, tuple(self.settled), returned)
+
+
+def joined(placement: int, base: int, images: Iterable[QueueImage | None]) -> QueueImage:
+    """Return what all these images know, of those that have this placement. The subscription's cursor is at `base`."""
+    result = QueueImage(placement, base)
+    for image in images:
+        if image is not None and image.placement == placement:
+            result.join(image)
+    return result
+
+
+_events: Final = msgspec.msgpack.Decoder(QueueEvents)
+_snapshot: Final = msgspec.msgpack.Decoder(QueueSnapshot)
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+def encode(value: QueueEvents | QueueSnapshot) -> bytes:
+    return _encoder.encode(value)
+
+
+def decode_events(data: bytes | memoryview) -> QueueEvents:
+    try:
+        return _events.decode(data)
+    except msgspec.DecodeError as error:
+        raise RecordUnreadable(f"events of a queue cannot be read: {cut(str(error))}") from error
+
+
+def decode_snapshot(data: bytes | memoryview) -> QueueSnapshot:
+    try:
+        return _snapshot.decode(data)
+    except msgspec.DecodeError as error:
+        raise RecordUnreadable(f"the state of a queue cannot be read: {cut(str(error))}") from error

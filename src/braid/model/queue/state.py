@@ -1,0 +1,371 @@
+"""What a queue subscription knows of one segment: which messages are settled, leased or waiting. Values only; the
+caller says what time it is, and stores what must outlive a crash.
+
+    new ──take──► leased ──ack──► settled
+                    │  ▲
+          nack, or  │  │ take, when it is due
+          time-out  ▼  │
+                   waiting
+
+**Leases** are only here: they say which consumer has a message and until when. A consumer's answer names the number of
+its lease. An answer counts while nobody else got the message: the lease may have run out, or its owner may be gone
+(numbers of earlier owners are lower than `first_lease`). Otherwise the answer is stale.
+
+**What is stored** are two kinds of events: a message is settled, and a message was returned, with the number of its
+deliveries and the time before which it must not be delivered. Everything else is a message like new. So after a crash a
+message may be delivered once more, but never after its ack was confirmed (I9).
+
+**Bounds.** What is settled out of order, and what waits, is limited. At a limit, new messages are not handed out
+(`blocked`); answers make room.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+
+from braid.model.ids import Offset
+from braid.model.queue.events import Returned
+from braid.model.queue.settled import SettledOffsets
+
+SWEEP_ABOVE: Final = 64
+"""Heaps are swept when they have more than so many entries, and most of them are over."""
+
+
+class Answer(Enum):
+    """What became of a consumer's answer."""
+
+    TAKEN = "taken"
+    REPEATED = "repeated"
+    """The message is settled already."""
+    STALE = "stale"
+    """Another consumer has got the message since."""
+
+
+class Handed(NamedTuple):
+    """Messages for one consumer, one after the other."""
+
+    start: Offset
+    end: Offset
+    lease: int
+    deliveries: int
+    """How often they were delivered before."""
+    reason: str
+    """Why the last delivery failed, if its consumer has said so."""
+
+
+class QueueLimits(NamedTuple):
+    settled_ranges: int = 10_000
+    waiting: int = 20_000
+
+
+DEFAULT_LIMITS: Final = QueueLimits()
+
+
+class _Lease:
+    """Of a run of messages. Some of them may be settled or returned by now."""
+
+    __slots__ = ("consumer", "deadline", "end", "number", "start")
+
+    def __init__(self, number: int, consumer: int, start: Offset, end: Offset, deadline: int) -> None:
+        self.number = number
+        self.consumer = consumer
+        self.start = start
+        self.end = end
+        self.deadline = deadline
+
+
+class _Past(NamedTuple):
+    """Of a message that was delivered and came back."""
+
+    deliveries: int
+    reason: str
+
+
+class _Waiting(NamedTuple):
+    not_before: int
+    lease: int
+    """The last one; 0: an earlier owner gave it."""
+
+
+class QueueState:
+    def __init__(
+        self,
+        settled: SettledOffsets,
+        returned: Iterable[Returned] = (),
+        *,
+        first_lease: int = 1,
+        limits: QueueLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """Begin with what the events say. Leases have numbers from `first_lease` on."""
+        self.settled: Final = settled
+        self._limits = limits
+        self._first_lease = self._next_lease = first_lease
+        self._next = settled.base
+        """Everything at or after it is new, unless it is settled, or an earlier owner's and came back."""
+        self._leased: dict[int, _Lease] = {}
+        """By offset. The messages of a run share one lease."""
+        self._held = Counter[int]()
+        """By consumer: how many messages it has leased."""
+        self._ties = itertools.count()
+        self._deadlines: list[tuple[int, int, _Lease]] = []
+        """A heap of leases, some of them over."""
+        self._past: dict[int, _Past] = {}
+        """Of unsettled messages that were delivered before."""
+        self._waiting: dict[int, _Waiting] = {}
+        self._due: list[tuple[int, int]] = []
+        """A heap of times and offsets, some of them over."""
+        self._returned_end = 0
+        """From here on, an earlier owner's messages have not come back."""
+        for each in returned:
+            if each.offset not in settled:
+                self._put_back(each, lease=0)
+
+    # What consumers ask.
+
+    def peek(self, now: int, end: int) -> Offset | None:
+        """Return the message that `take` would hand out next: the one that is due again for the longest time, otherwise
+        the first new one below `end`. None if there is none."""
+        if (due := self._first_due(now)) is not None:
+            return due
+        return start if not self.blocked and (start := self._first_new(end)) < end else None
+
+    def take(self, consumer: int, count: int, start: int, end: int, now: int, deadline: int) -> list[Handed]:
+        """Hand out at most `count` messages, as `peek` finds them, until one of them is not between `start` and `end`:
+        these are the messages of one batch."""
+        handed = []
+        while count > 0:
+            if (due := self._first_due(now)) is not None:
+                if not start <= due < end:
+                    break
+                stop, past = self._take_due(due, min(end, due + count), now)
+                run = self._hand(consumer, due, stop, deadline, past)
+            elif not self.blocked and start <= (first := self._first_new(end)) < end:
+                stop = self.settled.next_settled(first, min(end, first + count))
+                if first < self._returned_end:
+                    stop = next((Offset(each) for each in range(first, stop) if self._is_known(each)), stop)
+                run = self._hand(consumer, first, stop, deadline, _Past(0, ""))
+                self._next = stop
+            else:
+                break
+            handed.append(run)
+            count -= run.end - run.start
+        return handed
+
+    def ack(self, start: int, end: int, lease: int) -> list[int]:
+        """Settle messages, but for those whose answer is stale: return these. The caller stores that the others are
+        settled, and confirms it afterwards."""
+        leased, past, stale = self._leased, self._past, list[int]()
+        for offset in range(start, end):
+            found = leased.get(offset)
+            if found is not None and found.number == lease:
+                del leased[offset]
+                self._held[found.consumer] -= 1
+            elif self._check(offset, lease) is Answer.STALE:
+                stale.append(offset)
+                continue
+            else:
+                self._waiting.pop(offset, None)
+            if past:
+                past.pop(offset, None)
+        for first, last in without(start, end, stale):
+            self.settled.add(first, last)
+        return stale
+
+    def nack(
+        self, offset: int, lease: int, not_before: int, *, seen: bool = True, reason: str = ""
+    ) -> tuple[Answer, Returned | None]:
+        """Return a message, to be delivered again. A message that no program has `seen` does not count as delivered."""
+        answer = self._check(offset, lease)
+        if answer is not Answer.TAKEN:
+            return answer, None
+        return answer, self._return(offset, lease, not_before, seen=seen, reason=reason)
+
+    def extend(self, offset: int, lease: int, deadline: int) -> Answer:
+        """Set another deadline for a message that is still leased."""
+        if offset in self.settled:
+            return Answer.REPEATED
+        held = self._leased.get(offset)
+        if held is None or held.number != lease:
+            return Answer.STALE
+        self._lease(_Lease(lease, held.consumer, Offset(offset), Offset(offset + 1), deadline))
+        return Answer.TAKEN
+
+    def leave(self, consumer: int, now: int) -> list[Returned]:
+        """Return everything that a consumer has leased: it is gone, and says so."""
+        offsets = [offset for offset, lease in self._leased.items() if lease.consumer == consumer]
+        return [self._return(each, self._leased[each].number, now, seen=True) for each in offsets]
+
+    # What time and the caller do.
+
+    def expire(self, now: int) -> list[Returned]:
+        """Return the messages whose leases have run out."""
+        returned: list[Returned] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            lease = heapq.heappop(self._deadlines)[2]
+            offsets = [each for each in range(lease.start, lease.end) if self._leased.get(each) is lease]
+            returned += [self._return(each, lease.number, now, seen=True) for each in offsets]
+        return returned
+
+    def settle(self, start: int, end: int) -> None:
+        """Settle messages, whatever they are now: their time is over, or retention has deleted them."""
+        known = (offset for found in (self._leased, self._waiting) for offset in found)
+        for offset in [each for each in known if start <= each < end]:
+            if (lease := self._leased.pop(offset, None)) is not None:
+                self._held[lease.consumer] -= 1
+            self._waiting.pop(offset, None)
+            self._past.pop(offset, None)
+        self.settled.add(start, end)
+
+    def returned(self) -> Iterator[Returned]:
+        """What a checkpoint stores beside `settled`."""
+        for offset, waiting in self._waiting.items():
+            deliveries, reason = self._past.get(offset, _Past(0, ""))
+            yield Returned(Offset(offset), deliveries, waiting.not_before, reason)
+        for offset, (deliveries, reason) in self._past.items():
+            if offset in self._leased:
+                yield Returned(Offset(offset), deliveries, 0, reason)
+
+    # What operators ask.
+
+    @property
+    def blocked(self) -> str:
+        """Why no new messages are handed out; empty: they are."""
+        if len(self.settled) >= self._limits.settled_ranges:
+            return f"{len(self.settled):,} ranges are settled out of order; settle the message at {self.settled.base}"
+        if len(self._waiting) >= self._limits.waiting:
+            return f"{len(self._waiting):,} messages wait to be delivered again"
+        return ""
+
+    @property
+    def leased(self) -> int:
+        return len(self._leased)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def next_lease(self) -> int:
+        return self._next_lease
+
+    def held(self, consumer: int) -> int:
+        """How many messages this consumer has leased."""
+        return self._held[consumer]
+
+    def delayed(self, now: int) -> int:
+        """How many messages wait for a time that has not come."""
+        return sum(waiting.not_before > now for waiting in self._waiting.values())
+
+    def unsettled(self, end: int) -> int:
+        """How many messages below `end` are not settled."""
+        return max(end - self.settled.base - self.settled.count, 0)
+
+    @property
+    def next_deadline(self) -> int | None:
+        """When `expire` may have something to do."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    @property
+    def next_due(self) -> int | None:
+        """When `take` may have a waiting message."""
+        return self._due[0][0] if self._due else None
+
+    # Steps.
+
+    def _check(self, offset: int, lease: int) -> Answer:
+        """Tell whether a consumer's answer counts."""
+        if offset in self.settled:
+            return Answer.REPEATED
+        if (held := self._leased.get(offset)) is not None:
+            return Answer.TAKEN if held.number == lease else Answer.STALE
+        waiting = self._waiting.get(offset)
+        last = waiting.lease if waiting is not None else 0
+        of_an_earlier_owner = 0 < lease < self._first_lease
+        return Answer.TAKEN if (last and lease == last) or (not last and of_an_earlier_owner) else Answer.STALE
+
+    def _first_due(self, now: int) -> Offset | None:
+        while self._due:
+            not_before, offset = self._due[0]
+            waiting = self._waiting.get(offset)
+            if waiting is not None and waiting.not_before == not_before:
+                return Offset(offset) if not_before <= now else None
+            heapq.heappop(self._due)
+        return None
+
+    def _take_due(self, first: Offset, limit: int, now: int) -> tuple[Offset, _Past]:
+        """Take messages that are due and come one after the other, with the same past; return where they end."""
+        past = self._past.get(first, _Past(0, ""))
+        offset: int = first
+        while True:
+            heapq.heappop(self._due)
+            del self._waiting[offset]
+            offset += 1
+            if offset >= limit or self._first_due(now) != offset or self._past.get(offset, _Past(0, "")) != past:
+                return Offset(offset), past
+
+    def _hand(self, consumer: int, start: Offset, end: Offset, deadline: int, past: _Past) -> Handed:
+        number = self._next_lease
+        self._next_lease += 1
+        self._lease(_Lease(number, consumer, start, end, deadline))
+        self._held[consumer] += end - start
+        return Handed(start, end, number, past.deliveries, past.reason)
+
+    def _lease(self, lease: _Lease) -> None:
+        for offset in range(lease.start, lease.end):
+            self._leased[offset] = lease
+        heapq.heappush(self._deadlines, (lease.deadline, next(self._ties), lease))
+        if len(self._deadlines) > 2 * len(self._leased) + SWEEP_ABOVE:
+            live = {id(each) for each in self._leased.values()}
+            self._deadlines = [each for each in self._deadlines if id(each[2]) in live]
+            heapq.heapify(self._deadlines)
+
+    def _return(self, offset: int, lease: int, not_before: int, *, seen: bool, reason: str = "") -> Returned:
+        if (held := self._leased.pop(offset, None)) is not None:
+            self._held[held.consumer] -= 1
+        waited = self._waiting.pop(offset, None)
+        past = self._past.get(offset, _Past(0, ""))
+        # An answer after the time-out is the same delivery.
+        deliveries = past.deliveries + 1 if seen and waited is None else past.deliveries
+        returned = Returned(Offset(offset), deliveries, not_before, reason or past.reason)
+        self._put_back(returned, lease)
+        return returned
+
+    def _put_back(self, returned: Returned, lease: int) -> None:
+        offset, deliveries, not_before, reason = returned
+        if offset >= self._next:
+            self._returned_end = max(self._returned_end, offset + 1)
+        if deliveries or reason:
+            self._past[offset] = _Past(deliveries, reason)
+        self._waiting[offset] = _Waiting(not_before, lease)
+        heapq.heappush(self._due, (not_before, offset))
+        if len(self._due) > 2 * len(self._waiting) + SWEEP_ABOVE:
+            self._due = [(each.not_before, offset) for offset, each in self._waiting.items()]
+            heapq.heapify(self._due)
+
+    def _is_known(self, offset: int) -> bool:
+        """Tell whether an unsettled message is not new."""
+        return offset in self._waiting or offset in self._leased
+
+    def _first_new(self, end: int) -> Offset:
+        """Return the first message that this owner has not handed out; `end` if there is none below it."""
+        while self._next < end:
+            start = self.settled.first_unsettled(self._next)
+            if start >= self._returned_end or not self._is_known(start):
+                return Offset(min(start, end))
+            self._next = start + 1
+        return Offset(end)
+
+
+def without(start: int, end: int, left_out: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges between `start` and `end` that have none of these offsets, which are in order."""
+    for offset in left_out:
+        if start < offset:
+            yield start, offset
+        start = offset + 1
+    if start < end:
+        yield start, end
