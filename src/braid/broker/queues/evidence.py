@@ -19,7 +19,7 @@ from braid.metadata.store import Store
 from braid.model.errors import BraidError, NotEnoughReplicas
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
-from braid.model.queue.events import QueueImage, decode_snapshot, joined
+from braid.model.queue.events import QueueImage, decode_snapshot, joined, unpack_state
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
 from braid.ports.disk import Disk
@@ -76,7 +76,7 @@ async def _queue_cursors(store: Store, name: SegmentName) -> dict[str, Cursor]:
 def _is_whole(cursor: Cursor, elected: int) -> bool:
     """Tell whether the state beside the cursor is that of the last owner: the one that wrote the elected copy's last
     batch has handed the segment over."""
-    return bool(cursor.state) and decode_snapshot(cursor.state).epoch >= elected
+    return bool(cursor.state) and unpack_state(cursor.state).epoch >= elected
 
 
 async def _answer(ask: Ask, broker: str, subscriptions: list[str]) -> Mapping[str, Any] | None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
@@ -315,9 +316,9 @@ class SegmentQueue:
         self._note(QueueEvents(((start, end),)))
 
     def _find(self, offset: Offset) -> StoredBatch | None:
-        for batch in self._read:
-            if batch.header.base_offset <= offset < batch.header.next_offset:
-                return batch
+        at = bisect_right(self._read, offset, key=_base) - 1
+        if at >= 0 and offset < self._read[at].header.next_offset:
+            return self._read[at]
         log = self._storage.log
         cached = self._storage.sources.cache.get(log.number, offset, READ_BYTES, log.confirmed.value)
         if cached:
@@ -414,6 +415,10 @@ class SegmentQueue:
             later = [each for each in times if each > now]
             if later:
                 self._timer = self._loop.call_later((min(later) - now) / 1e6 + 0.0005, self.pump)
+
+
+def _base(batch: StoredBatch) -> Offset:
+    return batch.header.base_offset
 
 
 def _check_range(start: int, stop: int, end: int) -> None:

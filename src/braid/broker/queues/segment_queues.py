@@ -20,7 +20,7 @@ from braid.broker.queues.segment_queue import QueueCounts, QueueCursors, Segment
 from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch
 from braid.model.names import SegmentName
-from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, decode_snapshot, encode, joined
+from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, joined, pack_state, unpack_state
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
 from braid.storage.queue_journal import QueueJournal, folder_of
@@ -75,6 +75,7 @@ class SegmentQueues:
         self._on_failure = on_failure
         self._queues: dict[str, SegmentQueue] = {}
         self._lock = asyncio.Lock()
+        self.loaded = False
         self._states: dict[str, bytes] | None = None
         """When all queues are stopped: what is known of them."""
         self.on_events: OnEvents | None = None
@@ -84,6 +85,7 @@ class SegmentQueues:
         """Open the queues of all subscriptions that are queues."""
         for subscription in sorted(self._cursors.queues):
             await self._open(subscription)
+        self.loaded = True
 
     async def begin(self, subscription: str) -> None:
         """Open the queue of a subscription that has just got its cursor, if it is one and is not open."""
@@ -148,12 +150,7 @@ class SegmentQueues:
             if self._states is None:
                 self._states = {}
                 for subscription, queue in self._queues.items():
-                    snapshot = await queue.stop()
-                    self._states[subscription] = encode(
-                        QueueSnapshot(
-                            snapshot.placement, snapshot.base, snapshot.settled, snapshot.returned, self._epoch
-                        )
-                    )
+                    self._states[subscription] = pack_state(await queue.stop(), self._epoch)
             return self._states
 
     async def _open(self, subscription: str) -> None:
@@ -165,7 +162,7 @@ class SegmentQueues:
             raise NotServing(f"subscription {subscription} has no cursor on segment {self._name.id}")
         journal = await QueueJournal.open(self._disk, folder_of(self._storage.log.folder, subscription))
         state = self._cursors.handed_over(subscription)
-        handed_over = QueueImage.of(decode_snapshot(state)) if state else None
+        handed_over = QueueImage.of(unpack_state(state)) if state else None
         image = joined(placement, base, [journal.image, handed_over])
         end = self._storage.log.confirmed.value
         if image.snapshot().end > end:

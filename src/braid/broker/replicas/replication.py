@@ -25,21 +25,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 from braid.broker.queues.segment_queue import SegmentQueue
 from braid.broker.queues.segment_queues import SegmentQueues
+from braid.broker.replicas.queue_copies import QUEUE_BEGIN
 from braid.broker.replicas.queue_streams import QueueStream
 from braid.broker.replicas.stream import FollowerCalls, FollowerStream, StreamSource
 from braid.cluster.owners import Owners
 from braid.metadata.view import Known
-from braid.model.errors import BraidError, Fenced, MetadataError, NotEnoughReplicas
+from braid.model.errors import BraidError, Fenced, MetadataError, NotEnoughReplicas, NotServing
 from braid.model.ids import Offset
 from braid.model.log.replication import FollowerStatus, LogPosition, replicated_end
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership, OwnershipState, ReplicaChange
-from braid.model.queue.events import QueueEvents, QueueSnapshot
+from braid.model.queue.events import QueueEvents, QueueSnapshot, encode
 from braid.ports.tasks import TaskScope
+from braid.storage import queue_journal
 from braid.storage.context import StorageContext, StorageMode
 from braid.storage.frames import LogFrames
 from braid.storage.history.catalog import Catalog
@@ -256,8 +258,7 @@ class Replication:
         if queues is None or not queues.all() or self._stopped:
             return
         for follower in self._streams.keys() - self._queue_streams.keys():
-            about = {"segment": str(self._name), "topic_id": self._topic_id, "epoch": self._record.epoch}
-            stream = QueueStream(follower, queues, about, self._calls.call, self._count)
+            stream = QueueStream(follower, queues, self._about_queues, self._calls.call, self._count)
             key = f"events {follower}"
             if key not in self._tasks:
                 self._queue_streams[follower] = stream
@@ -267,11 +268,28 @@ class Replication:
             if (task := self._tasks.get(f"events {follower}")) is not None:
                 task.cancel()
 
-    def _holds_events(self, follower: str) -> bool:
-        """Tell whether the follower holds all events of queues that are confirmed."""
-        if self._queues is None or not self._queues.all():
-            return True
-        return follower in self._queue_streams and self._queue_streams[follower].holds_all()
+    async def _bring_events(self, follower: str) -> None:
+        """Return when the follower holds all events of queues that were confirmed before its session began. Raise if it
+        does not yet. It may have lost a disk that was counted for them."""
+        assert self._log is not None
+        if self._queues is not None and self._queues.loaded:
+            if self._queues.all() and not (
+                follower in self._queue_streams and self._queue_streams[follower].holds_all()
+            ):
+                raise NotServing(f"{follower} does not hold the events of queues yet")
+            return
+        # The segment is being opened. All events that were ever confirmed are on this broker's disk (evidence.py).
+        disk, folder = self._context.disk, f"{self._log.folder}/{queue_journal.FOLDER}"
+        for subscription in await disk.list_folders(folder):
+            image = await queue_journal.read_image(disk, f"{folder}/{subscription}")
+            if image is not None:
+                about = {**self._about_queues, "subscription": subscription}
+                data = encode(image.snapshot())
+                await self._calls.call(follower, QUEUE_BEGIN, about, payload=[data], timeout_s=BEGIN_S)
+
+    @property
+    def _about_queues(self) -> dict[str, Any]:
+        return {"segment": str(self._name), "topic_id": self._topic_id, "epoch": self._record.epoch}
 
     # What counts.
 
@@ -359,7 +377,10 @@ class Replication:
     async def _keep_admitting(self, stream: FollowerStream) -> None:
         while self._holds_all(stream) and not stream.member:  # Asked again: it may have another disk by now.
             try:
-                await stream.admit()
+                session = stream.session
+                await self._bring_events(stream.follower)
+                if stream.session == session:
+                    await stream.admit()
             except BraidError as error:
                 _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
                 await asyncio.sleep(RETRY_S)
@@ -368,12 +389,7 @@ class Replication:
     def _holds_all(self, stream: FollowerStream) -> bool:
         """Tell whether the follower holds everything that is confirmed."""
         assert self._log is not None
-        return (
-            stream.counts
-            and stream.held is not None
-            and stream.held.end >= self._log.replicated.value
-            and self._holds_events(stream.follower)
-        )
+        return stream.counts and stream.held is not None and stream.held.end >= self._log.replicated.value
 
     # Changes.
 

@@ -153,6 +153,11 @@ class FollowerStream:
         self._told_covered = Offset(0)
 
     @property
+    def session(self) -> int:
+        """The number of the session, of which there is never another."""
+        return self._session
+
+    @property
     def counts(self) -> bool:
         """Tell whether the follower's copy counts. Its last batch is of this owner's epoch: then it holds BEGIN of the
         epoch, and with it all that earlier owners have confirmed. Of a log that had ended before, it holds the end."""

@@ -468,7 +468,11 @@ class Cursors:
     async def _write(self, places: Mapping[str, _Place | None], *, unless: str | None = None) -> bool:
         """Store these cursors; None removes a cursor. The caller holds the lock. If the key `unless` exists, nothing is
         stored and the answer is False."""
-        left = iter(places.items())
+        with_states = {name: place for name, place in places.items() if place is not None and place.state}
+        for name, place in with_states.items():  # They may be long: one at a time.
+            if not await self._write_some({name: place}, unless):
+                return False
+        left = iter((name, place) for name, place in places.items() if name not in with_states)
         while some := dict(islice(left, MAX_CURSORS_PER_TXN)):
             if not await self._write_some(some, unless):
                 return False

@@ -11,6 +11,7 @@ of different placements are never joined: the later one counts.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -133,6 +134,29 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 def encode(value: QueueEvents | QueueSnapshot) -> bytes:
     return _encoder.encode(value)
+
+
+MAX_STATE_BYTES: Final = 500_000
+"""Of a state in the metadata store, which takes values of a megabyte, as base64."""
+
+
+def pack_state(snapshot: QueueSnapshot, epoch: int) -> bytes:
+    """Return the state of a queue for the owner after that of `epoch`. If it is large, it leaves out why deliveries
+    failed; the limits of a queue bound the rest (`QueueLimits`)."""
+    state = QueueSnapshot(snapshot.placement, snapshot.base, snapshot.settled, snapshot.returned, epoch)
+    packed = zlib.compress(encode(state), 1)
+    if len(packed) > MAX_STATE_BYTES:
+        returned = tuple(each._replace(reason="") for each in snapshot.returned)
+        state = QueueSnapshot(snapshot.placement, snapshot.base, snapshot.settled, returned, epoch)
+        packed = zlib.compress(encode(state), 1)
+    return packed
+
+
+def unpack_state(data: bytes) -> QueueSnapshot:
+    try:
+        return decode_snapshot(zlib.decompress(data))
+    except zlib.error as error:
+        raise RecordUnreadable(f"the state of a queue cannot be read: {error}") from error
 
 
 def decode_events(data: bytes | memoryview) -> QueueEvents:

@@ -60,7 +60,7 @@ class Handed(NamedTuple):
 
 class QueueLimits(NamedTuple):
     settled_ranges: int = 10_000
-    waiting: int = 20_000
+    waiting: int = 10_000
 
 
 DEFAULT_LIMITS: Final = QueueLimits()
