@@ -72,12 +72,20 @@ async def test_ensure_creates_once_and_then_finds(simulation: Simulation) -> Non
     await world.topics.view.stop()
 
 
-async def test_a_subscription_of_another_kind_is_a_conflict_and_queues_come_later(simulation: Simulation) -> None:
+async def test_a_subscription_of_another_kind_is_a_conflict(simulation: Simulation) -> None:
     world = await World.make(simulation)
     await world.store.txn([], [Put(KEY, encode(Subscription(kind=SubscriptionKind.QUEUE)))])
     with pytest.raises(SubscriptionKindConflict, match="queue"):
         await world.subs.ensure(ORDERS, "billing", kind=STREAM, start="latest", create=True)
-    with pytest.raises(NotAvailable, match="later version"):
+    await world.subs.create(ORDERS, "mailer", kind=SubscriptionKind.QUEUE, start="latest")
+    assert all("mailer" in segment.cursors.queues for segment in world.segments.of_topic(ORDERS.path))
+    await world.topics.view.stop()
+
+
+async def test_no_queue_is_created_beside_a_broker_that_does_not_know_queues(simulation: Simulation) -> None:
+    world = await World.make(simulation)
+    world.subs._without_queues = lambda: ["old"]
+    with pytest.raises(NotAvailable, match="broker old is of a version that does not know queues"):
         await world.subs.create(ORDERS, "mailer", kind=SubscriptionKind.QUEUE, start="latest")
     assert world.offsets("mailer") == [None, None]
     await world.topics.view.stop()

@@ -24,7 +24,7 @@ from braid.model.errors import (
     ClientClosed,
     ConnectFailed,
     InvalidArgument,
-    NotAvailable,
+    SubscriptionNotFound,
     TimedOut,
     TopicExists,
     TopicNotFound,
@@ -138,8 +138,8 @@ def test_errors_are_those_of_the_asyncio_client(tmp_path: Path) -> None:
         assert "create_topic" in dir(client.admin)
         with pytest.raises(AttributeError):
             client.admin.make_coffee()
-        with pytest.raises(NotAvailable):
-            client.queue_consumer("orders", "mailer")
+        with pytest.raises(SubscriptionNotFound), client.queue_consumer("orders", "mailer") as queue:
+            queue.receive(timeout=20)
         with client.producer("orders") as producer:
             wrong: Any = 17
             receipt = producer.submit(wrong)

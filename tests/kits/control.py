@@ -74,6 +74,9 @@ class NoQueues:
     async def remove(self, subscription: str) -> None:
         pass
 
+    async def check(self) -> list[str]:
+        return []
+
 
 class PlainSegment:
     """A segment that is just numbers: where it begins and ends, and when its records were written."""

@@ -344,6 +344,11 @@ class Admin:
         result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})
         return result
 
+    async def check_queues(self, topic: str) -> dict[int, list[str]]:
+        """Return, by segment, what does not agree between the queues of a topic, their journals and the log."""
+        found: dict[str | int, list[str]] = await self._call("check_queues", {"topic": topic})
+        return {int(segment): findings for segment, findings in found.items()}
+
     async def subscriptions(self, topic: str) -> list[Json]:
         """List the subscriptions of a topic, each as `subscription` returns it."""
         result: list[Json] = await self._call("list_subscriptions", {"topic": topic})

@@ -7,7 +7,6 @@ import pytest
 from braid.model.errors import (
     BraidError,
     InvalidArgument,
-    NotAvailable,
     NotServing,
     OffsetOutOfRange,
     ProtocolError,
@@ -172,7 +171,7 @@ def test_joins_that_cannot_be_are_refused(broker: WatchedBroker) -> None:
         refused: list[tuple[Join, type[BraidError]]] = [
             (Join(topic.path, "s", "c", "yesterday"), InvalidArgument),
             (Join(topic.path, "s", "c", "latest", "pigeon"), InvalidArgument),
-            (Join(topic.path, "s", "c", "latest", "queue"), NotAvailable),
+            (Join(topic.path, "s", "c", "latest", "queue"), InvalidArgument),
             (Join(topic.path, "s", "c", "latest", "stream", False), SubscriptionNotFound),
         ]
         for join, error in refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -285,3 +286,13 @@ class SkipSubscription(_PlaceSubscription, frozen=True):
             offsets = await subscriptions.skip(name, subscription, SegmentId(segment), count, self.request)
         _log.info("%s skipped subscription %s of %s to %s", principal.name, subscription, name, offsets)
         return PlacedSubscription(offsets)
+
+
+class CheckQueues(OnTopic, frozen=True):
+    """By segment id, what does not agree between the queues of a topic, their journals and the log; empty if all is
+    well. The audit asks for it."""
+
+    needs = on_topic(Action.ADMIN, Action.CONSUME)
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[SegmentId, Sequence[str]]:  # noqa: ARG002
+        return await services.subscriptions.check_queues(self.name)

@@ -134,8 +134,10 @@ def _check_group(key: str) -> None:
 
 
 def _subscription_kind(kind: str) -> SubscriptionKind:
-    try:
-        return SubscriptionKind(kind)
-    except ValueError:
-        known = ", ".join([*(each.value for each in SubscriptionKind), CHECKPOINT])
-        raise InvalidArgument(f"{quote(kind)} is no kind of subscription: choose one of {known}") from None
+    if kind == SubscriptionKind.QUEUE.value:
+        raise InvalidArgument("consumers of a queue do not join: they open a channel at each segment (QUEUE_OPEN)")
+    if kind != SubscriptionKind.STREAM.value:
+        raise InvalidArgument(
+            f"consumers of kind {quote(kind)} cannot join: {SubscriptionKind.STREAM.value} and {CHECKPOINT} can"
+        )
+    return SubscriptionKind.STREAM

@@ -39,6 +39,7 @@ from braid.broker.segments.segment_access import (
     AWAY,
     PATIENCE_S,
     BeginCursor,
+    CheckQueues,
     FindPositions,
     GetProgress,
     OwnedSegments,
@@ -227,6 +228,13 @@ class Subscriptions:
         with _all_segments(topic):
             asked = (access.ask(FindPositions(timestamp_us)) for _, access in sorted(segments.items()))
             return tuple(await all_of(asked))
+
+    async def check_queues(self, topic: TopicName) -> dict[SegmentId, Sequence[str]]:
+        """Ask each segment what does not agree between its queues, their journals and the log."""
+        segments = self._of_topic(topic, self._topics.get(topic.path).layout.segments)
+        with _all_segments(topic):
+            found = await all_of(access.ask(CheckQueues()) for access in segments.values())
+        return {segment: findings for segment, findings in zip(segments, found, strict=True) if findings}
 
     async def seek_to(
         self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None

@@ -37,9 +37,10 @@ from braid.model.names import SegmentName
 from braid.model.queue.events import MAX_REASON_CHARS, QueueEvents, QueueImage, QueueSnapshot, Returned
 from braid.model.queue.state import Answer, QueueState, without
 from braid.ports.clock import Clock
+from braid.ports.disk import Disk
 from braid.ports.tasks import end
 from braid.storage.log.watermark import Watermark
-from braid.storage.queue_journal import QueueJournal
+from braid.storage.queue_journal import QueueJournal, read_image
 from braid.storage.reader import StoredBatch
 from braid.storage.segment import SegmentStorage
 from braid.wire.operations import END_OF_SEGMENT, QueueAnswer
@@ -51,6 +52,8 @@ READ_AGAIN_S: Final = 1.0
 """After a read has failed."""
 MAX_ANSWERED: Final = 1 << 20
 """The most messages that one answer may tell of."""
+CHECKS: Final = 5
+"""How often a check looks again because the queue has changed meanwhile."""
 MAX_DELAY_US: Final = 366 * 86_400 * 1_000_000
 LEASE_BITS: Final = 31
 """Leases of one epoch: msgpack has numbers of 64 bits, and an epoch takes 32."""
@@ -100,6 +103,7 @@ class SegmentQueue:
         journal: QueueJournal,
         image: QueueImage,
         *,
+        disk: Disk,
         clock: Clock,
         may_confirm: Callable[[], bool],
         agreed: Callable[[int, Mapping[str, int]], int] = lambda own, _: own,
@@ -115,6 +119,7 @@ class SegmentQueue:
         self._storage = storage
         self._cursors = cursors
         self._journal = journal
+        self._disk = disk
         self._clock = clock
         self._may_confirm = may_confirm
         self._agreed = agreed
@@ -250,6 +255,29 @@ class SegmentQueue:
     @property
     def last_number(self) -> int:
         return self._journal.last_number
+
+    async def check(self) -> list[str]:
+        """Compare what the disk says with what is in memory and with the log; return what does not agree."""
+        for _ in range(CHECKS):
+            number, snapshot = self.last_number, self.snapshot()
+            await self._journal.durable.reached(number)
+            image = await read_image(self._disk, self._journal.folder)
+            if number == self.last_number:
+                break
+        else:
+            return []  # It changes all the time: the next audit may meet it at rest.
+        if image is None:
+            return [f"the queue {self.subscription} has no journal"]
+        stored, log, name = image.snapshot(), self._storage.log, self.subscription
+        cursor = self._cursors.offset(name)
+        found = []
+        if (stored.base, stored.settled) != (snapshot.base, snapshot.settled):
+            found.append(f"the journal of the queue {name} does not have what its owner knows")
+        if stored.end > log.end:
+            found.append(f"the queue {name} knows of message {stored.end - 1}, and the log ends at {log.end}")
+        if cursor is not None and cursor > stored.base:
+            found.append(f"the cursor of the queue {name} is at {cursor}, and message {stored.base} is not settled")
+        return found
 
     # The end.
 

@@ -119,6 +119,10 @@ class SegmentQueues:
     def counts(self) -> dict[str, QueueCounts]:
         return {subscription: queue.counts() for subscription, queue in self._queues.items()}
 
+    async def check(self) -> list[str]:
+        """Return what does not agree between queues, their journals and the log."""
+        return [finding for queue in self.all() for finding in await queue.check()]
+
     def pump(self) -> None:
         for queue in self.all():
             queue.pump()
@@ -175,6 +179,7 @@ class SegmentQueues:
             self._cursors,
             journal,
             image,
+            disk=self._disk,
             clock=self._clock,
             may_confirm=self._may_confirm,
             agreed=self._agreed,

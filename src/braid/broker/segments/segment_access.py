@@ -72,6 +72,8 @@ class QueuesOfSegment(Protocol):
 
     async def remove(self, subscription: str) -> None: ...
 
+    async def check(self) -> list[str]: ...
+
 
 class ServedSegment(Protocol):
     """A segment on its owner, as questions see it (`OwnedSegment`)."""
@@ -238,6 +240,13 @@ class CheckCanEnd(Question[None], frozen=True, tag=True):
         await segment.check_can_end()
 
 
+class CheckQueues(Question[list[str]], frozen=True, tag=True):
+    """What does not agree between the queues of the segment, their journals on the owner's disk, and the log."""
+
+    async def answer(self, segment: ServedSegment) -> list[str]:
+        return await segment.queues.check()
+
+
 class GetFollowers(Question[tuple[FollowerStatus, ...]], frozen=True, tag=True):
     """How far the followers of the segment are, as its owner knows."""
 
@@ -257,6 +266,7 @@ AnyQuestion = (
     | SwapChunks
     | GetProducers
     | CheckCanEnd
+    | CheckQueues
     | GetFollowers
 )
 

@@ -174,6 +174,7 @@ class _Feed:
         consumer.dead_letter_topic = opened.dead_letter_topic
         self._link = link
         owner.worked()
+        consumer.return_buffered(self)
         self.flush()
         return await over
 
@@ -528,6 +529,13 @@ class QueueConsumer:
                 self._buffer.append(_Buffered(message, feed, until))
         if self._buffer:
             self._news.set()
+
+    def return_buffered(self, feed: _Feed) -> None:
+        """Return what no program has seen: another owner would hand it out again, and it would be here twice."""
+        for message, of, _ in self._buffer:
+            if of is feed:
+                feed.say("nack", message.offset, message.lease, seen=False)
+        self.drop_buffered(feed)
 
     def drop_buffered(self, feed: _Feed) -> None:
         self._buffer = deque(each for each in self._buffer if each.feed is not feed)

@@ -111,6 +111,7 @@ def audit_topic(spark: SparkSession, options: Mapping[str, str], *, deep: bool =
         snapshot = connection.snapshot()
         facts, notes, findings = _facts(connection, snapshot)
         findings += [*_starts(connection, facts), *_producer_objects(connection, snapshot, facts)]
+        findings += _queues(connection, snapshot)
     pieces = plan_pieces(snapshot, facts)
     rows = batch_rows(spark, read, snapshot, facts, pieces, deep=deep).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -209,6 +210,14 @@ def _producer_objects(
             if newest is None or newest.producers != named:
                 continue
         yield from producer_object(fact, data)
+
+
+def _queues(connection: SourceConnection, snapshot: TopicSnapshot) -> list[Finding]:
+    """Ask the owners of the segments to check their queues. Without brokers there is nobody to ask."""
+    if not connection.has_brokers:
+        return []
+    found = connection.call(connection.client.admin.check_queues(snapshot.topic))
+    return [Finding("queue-state", segment, -1, "", text) for segment, texts in found.items() for text in texts]
 
 
 def _totals(rows: DataFrame, pieces: list[AuditPiece]) -> dict[int, SegmentTotals]:

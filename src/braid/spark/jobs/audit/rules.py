@@ -47,6 +47,7 @@ RULES: Final[Mapping[str, str]] = {
     "manifest-missing": "a segment that has chunks has a manifest",
     "retained-start": "chunks begin where the owner says that history begins",
     "owner-damaged": "the owner can read what only it has",
+    "queue-state": "the journal of a queue agrees with its owner and with the log, and its cursor with both",
 }
 """Each text says what is true of a sound history."""
 
