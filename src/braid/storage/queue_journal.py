@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from braid.model.errors import BraidError, FileMissing, LogClosed, LogDamaged, LogFailed
+from braid.model.errors import BraidError, DiskFull, FileMissing, LogClosed, LogDamaged, LogFailed
 from braid.model.queue.events import (
     QueueEvents,
     QueueImage,
@@ -57,6 +58,10 @@ REWRITE_BYTES: Final = 4 << 20
 """A file is begun anew when it has so many bytes of events, and several times as many as its checkpoint."""
 REWRITE_TIMES: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
+ROOM_S: Final = 1.0
+"""How long a journal waits before it tries a full disk again."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class _Pending(NamedTuple):
@@ -83,6 +88,7 @@ class QueueJournal:
         self._pending: list[_Pending] = []
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_full = False
         self._failure: BraidError | None = None
         self.on_failure: Callable[[BraidError], None] | None = None
 
@@ -148,16 +154,28 @@ class QueueJournal:
                 await self._work.wait()
                 self._work.clear()
                 pending, self._pending = self._pending, []
-                newest = max(
-                    (at for at, each in enumerate(pending) if isinstance(each.value, QueueSnapshot)), default=-1
-                )
-                if newest >= 0:  # What was taken before a checkpoint stands in it.
-                    await self._begin_file(pending[newest])
-                later = [each.value for each in pending[newest + 1 :] if isinstance(each.value, QueueEvents)]
-                await self._write_events(pending[-1].number, later)
-                self.durable.advance(pending[-1].number)
+                try:
+                    await self._write(pending)
+                except DiskFull as error:
+                    # Nothing is confirmed, and nothing is lost: it is tried again, with what came meanwhile.
+                    if not self._is_full:
+                        _log.warning("the journal under %s waits for room on its disk: %s", self.folder, error)
+                    self._is_full = True
+                    self._pending = pending + self._pending
+                    self._work.set()
+                    await asyncio.sleep(ROOM_S)
+                else:
+                    self._is_full = False
         except BraidError as error:
             self._fail(LogFailed(f"the journal under {self.folder} has stopped: {error}"))
+
+    async def _write(self, pending: list[_Pending]) -> None:
+        newest = max((at for at, each in enumerate(pending) if isinstance(each.value, QueueSnapshot)), default=-1)
+        if newest >= 0:  # What was taken before a checkpoint stands in it.
+            await self._begin_file(pending[newest])
+        later = [each.value for each in pending[newest + 1 :] if isinstance(each.value, QueueEvents)]
+        await self._write_events(pending[-1].number, later)
+        self.durable.advance(pending[-1].number)
 
     async def _write_events(self, number: int, groups: list[QueueEvents]) -> None:
         if not groups:
@@ -174,7 +192,7 @@ class QueueJournal:
     async def _begin_file(self, checkpoint: _Pending) -> None:
         frame = _frame(checkpoint.number, _SNAPSHOT, checkpoint.value)
         await self._disk.make_folder(self.folder)
-        before, self._generation = self._generation, self._generation + 1
+        path = f"{self.folder}/{self._generation + 1:08d}{SUFFIX}"
         temporary = f"{self.folder}/checkpoint.tmp"
         with contextlib.suppress(FileMissing):
             await self._disk.remove(temporary)
@@ -182,21 +200,20 @@ class QueueJournal:
         try:
             await file.reserve(len(frame) + STEP_BYTES)
             await file.write(0, [frame], sync=True)
-            await self._disk.rename(temporary, self._path(self._generation))
+            await self._disk.rename(temporary, path)
         except BaseException:
             await file.close()
             raise
+        self._generation += 1
         old, self._file = self._file, file
         self._end = self._checkpoint_bytes = len(frame)
         self._reserved = len(frame) + STEP_BYTES
         if old is not None:
             await old.close()
-        if before:
-            with contextlib.suppress(FileMissing):
-                await self._disk.remove(self._path(before))
-
-    def _path(self, generation: int) -> str:
-        return f"{self.folder}/{generation:08d}{SUFFIX}"
+        for stat in await self._disk.list(self.folder):
+            if stat.name.endswith(SUFFIX) and not path.endswith(stat.name):
+                with contextlib.suppress(FileMissing):
+                    await self._disk.remove(f"{self.folder}/{stat.name}")
 
     def _fail(self, error: BraidError) -> None:
         if self._failure is None:

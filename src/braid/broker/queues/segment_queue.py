@@ -50,7 +50,7 @@ SHARED_TURN: Final = 32
 """How many messages one of several consumers gets before it is the next one's turn."""
 READ_AGAIN_S: Final = 1.0
 """After a read has failed."""
-MAX_ANSWERED: Final = 1 << 20
+MAX_ANSWERED: Final = 100_000
 """The most messages that one answer may tell of."""
 CHECKS: Final = 5
 """How often a check looks again because the queue has changed meanwhile."""
@@ -170,23 +170,22 @@ class SegmentQueue:
         if leave and not self._stopped:
             self._note_returned(self._state.leave(key, self._clock.now_us()))
             self.pump()
+        self._state.forget(key)
 
     def answer(self, answer: QueueAnswer) -> tuple[int, list[int]]:
         """Take acks, nacks and extensions. Returns the number that is confirmed when everything of this is stored, and
         the messages that others have now: what was said about these does not count."""
         self._check_open()
-        end = self._storage.log.confirmed.value
+        _check_answer(answer, self._storage.log.confirmed.value)
         stale: list[int] = []
         settled: list[tuple[int, int]] = []
         returned: list[Returned] = []
         now = self._clock.now_us()
         for start, stop, lease in answer.acks:
-            _check_range(start, stop, end)
             refused = self._state.ack(start, stop, lease)
             stale += refused
             settled += without(start, stop, refused)
         for offset, lease, delay_us, seen, reason in answer.nacks:
-            _check_range(offset, offset + 1, end)
             not_before = now + min(max(delay_us, 0), MAX_DELAY_US)
             outcome, event = self._state.nack(offset, lease, not_before, seen=seen, reason=reason[:MAX_REASON_CHARS])
             if event is not None:
@@ -194,7 +193,6 @@ class SegmentQueue:
             elif outcome is Answer.STALE:
                 stale.append(offset)
         for offset, lease, more_us in answer.extensions:
-            _check_range(offset, offset + 1, end)
             if self._state.extend(offset, lease, now + min(max(more_us, 0), MAX_DELAY_US)) is Answer.STALE:
                 stale.append(offset)
         self._note(QueueEvents(tuple(settled), tuple(returned)))
@@ -334,6 +332,8 @@ class SegmentQueue:
         handed = self._state.take(
             channel.key, count, header.base_offset, header.next_offset, now, now + settings.ack_timeout_us
         )
+        if not handed:
+            return False
         channel.send(batch, handed, settings.max_deliveries, self._storage.log.confirmed.value)
         self._metrics.delivered_records += sum(each.end - each.start for each in handed)
         return True
@@ -449,6 +449,13 @@ def _base(batch: StoredBatch) -> Offset:
     return batch.header.base_offset
 
 
-def _check_range(start: int, stop: int, end: int) -> None:
-    if not 0 <= start < stop <= end or stop - start > MAX_ANSWERED:
-        raise InvalidArgument(f"messages {start} to {stop} cannot be answered: the segment holds 0 to {end}")
+def _check_answer(answer: QueueAnswer, end: int) -> None:
+    """Refuse an answer as a whole, before anything of it counts."""
+    ranges = [(start, stop) for start, stop, _ in answer.acks]
+    ranges += [(offset, offset + 1) for offset, *_ in answer.nacks]
+    ranges += [(offset, offset + 1) for offset, *_ in answer.extensions]
+    for start, stop in ranges:
+        if not 0 <= start < stop <= end:
+            raise InvalidArgument(f"messages {start} to {stop} cannot be answered: the segment holds 0 to {end}")
+    if sum(stop - start for start, stop in ranges) > MAX_ANSWERED:
+        raise InvalidArgument(f"an answer may tell of {MAX_ANSWERED:,} messages; send several")

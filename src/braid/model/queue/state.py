@@ -181,6 +181,8 @@ class QueueState:
     ) -> tuple[Answer, Returned | None]:
         """Return a message, to be delivered again. A message that no program has `seen` does not count as delivered."""
         answer = self._check(offset, lease)
+        if answer is Answer.TAKEN and not self._is_known(offset) and len(self._waiting) >= self._limits.waiting:
+            answer = Answer.STALE  # It is a message like new, and is delivered as one when there is room.
         if answer is not Answer.TAKEN:
             return answer, None
         return answer, self._return(offset, lease, not_before, seen=seen, reason=reason)
@@ -199,6 +201,11 @@ class QueueState:
         """Return everything that a consumer has leased: it is gone, and says so."""
         offsets = [offset for offset, lease in self._leased.items() if lease.consumer == consumer]
         return [self._return(each, self._leased[each].number, now, seen=True) for each in offsets]
+
+    def forget(self, consumer: int) -> None:
+        """Forget a consumer that is gone, unless leases of it run on."""
+        if not self._held[consumer]:
+            del self._held[consumer]
 
     # What time and the caller do.
 
