@@ -67,7 +67,10 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
     "a broker that is called yes": ("move_topic", ORDERS, {"to": "true"}, None, {**TOPIC, "to": "true"}),
     "a word of an enum": (
         "create_subscription", BILLING, {"kind": "queue"}, None,
-        {**SUBSCRIPTION, "kind": SubscriptionKind.QUEUE, "start": "earliest"},
+        {
+            **SUBSCRIPTION, "kind": SubscriptionKind.QUEUE, "start": "earliest",
+            "ackTimeoutMs": 30_000, "maxDeliveries": 0, "deadLetterTopic": "",
+        },
     ),
 }  # fmt: skip
 

@@ -321,7 +321,7 @@ class Subscriptions:
                             removed += await segment.cursors.remove(name)
                             await segment.queues.remove(name)
                         else:
-                            queue = _read(entry).kind is SubscriptionKind.QUEUE
+                            queue = _is_queue(entry)
                             placing = Placing(name, segment.earliest, only_if_absent=True, queue=queue)
                             await segment.cursors.place(placing)
                             await follow_cursor(segment, name)
@@ -548,6 +548,14 @@ def _id_of(entry: Entry) -> int:
         return _read(entry).id
     except RecordUnreadable:
         return crc32(entry.value) | 1
+
+
+def _is_queue(entry: Entry) -> bool:
+    """Whether this is the record of a queue. One that cannot be read is not, as far as can be known."""
+    try:
+        return _read(entry).kind is SubscriptionKind.QUEUE
+    except RecordUnreadable:
+        return False
 
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
