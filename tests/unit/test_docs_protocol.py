@@ -70,7 +70,7 @@ def test_every_message_has_its_place_in_the_overview() -> None:
     for row in re.findall(r"^\| \[[A-Z_]+\]\(#.*$", page("operations.md"), flags=re.MULTILINE):
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         shown |= {cells[3], cells[5]}
-    parts = {"ErrorBody", "TopicRoute", "SegmentRoute", "SegmentPositions", "GroupPosition"}
+    parts = {"ErrorBody", "TopicRoute", "SegmentRoute", "SegmentPositions", "GroupPosition", "QueueRun"}
     assert (shown & set(BODIES)) | parts == set(BODIES)
     assert shown - set(BODIES) == {"empty", "none", "empty, if asked for"}
 

@@ -75,7 +75,7 @@ def test_a_vector_is_decoded_to_its_description(described: dict[str, Any]) -> No
 def test_there_is_a_vector_for_every_operation_and_every_message() -> None:
     assert {each["operation"] for each in FRAMES} - {""} == {kind.name for kind in Kind}
     shown = {each["message"] for each in FRAMES} - {""}
-    parts = {"SegmentRoute", "TopicRoute", "SegmentPositions", "GroupPosition"}
+    parts = {"SegmentRoute", "TopicRoute", "SegmentPositions", "GroupPosition", "QueueRun"}
     assert shown | parts == {body.__name__ for body in operations._Body.__subclasses__()}
 
 

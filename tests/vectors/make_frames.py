@@ -69,6 +69,7 @@ def vectors() -> list[Vector]:
         op.SegmentPositions(0, 1000, 1235, False, 1234, ((1, 0), (3, 1100))),
         op.SegmentPositions(1, 0, 0, False, 0),
     )
+    lease = (3 << 31) + 1  # The first one of epoch 3.
     result = {"name": f"topic://{ORDERS}", "segments": {"0": {"state": "ACTIVE"}}}
     client, broker = "client", "broker"
     return [
@@ -140,6 +141,27 @@ def vectors() -> list[Vector]:
                op.PositionsRequest(ORDERS, 1_700_000_000_000_000), 12),
         Vector("positions-now", "without a time", client, Kind.POSITIONS, op.PositionsRequest(ORDERS, None), 12),
         Vector("positions-reply", "", broker, Kind.POSITIONS, op.Positions(TOPIC_ID, positions), 12, REPLY),
+        Vector("queue-open", "hand out messages of a queue, 100 at most that are not answered", client, Kind.QUEUE_OPEN,
+               op.QueueOpen(4, ORDERS, TOPIC_ID, 0, "mailer", "worker-1", 100), 17),
+        Vector("queue-open-reply", "a message is leased for 30 s", broker, Kind.QUEUE_OPEN,
+               op.QueueOpened(58, 30_000, f"{ORDERS}-dead"), 17, REPLY),
+        Vector("queue-deliver", "one message, with its batch", broker, Kind.QUEUE_DELIVER,
+               op.QueueDelivery(4, 1234, 1235, (op.QueueRun(1234, 1235, lease, 0),)), payload=("one-keyed",)),
+        Vector("queue-answer-nack", "deliver it again after a second; a program has seen it", client,
+               Kind.QUEUE_ANSWER, op.QueueAnswer(4, nacks=((1234, lease, 1_000_000, True, "no such mailbox"),)), 18),
+        Vector("queue-answer-reply", "stored", broker, Kind.QUEUE_ANSWER, op.QueueAnswered(), 18, REPLY),
+        Vector("queue-deliver-again", "the same message a second later: the client still has its batch", broker,
+               Kind.QUEUE_DELIVER,
+               op.QueueDelivery(4, 1234, 1235, (op.QueueRun(1234, 1235, lease + 1, 1, False, "no such mailbox"),))),
+        Vector("queue-answer-extend", "keep it for 60 s from now", client, Kind.QUEUE_ANSWER,
+               op.QueueAnswer(4, extensions=((1234, lease + 1, 60_000_000),)), 19),
+        Vector("queue-answer", "settle it", client, Kind.QUEUE_ANSWER,
+               op.QueueAnswer(4, ((1234, 1235, lease + 1),)), 20),
+        Vector("queue-answer-stale", "another consumer has it since: this does not count", broker, Kind.QUEUE_ANSWER,
+               op.QueueAnswered((1234,)), 20, REPLY),
+        Vector("queue-deliver-dead", "to the dead-letter topic with it", broker, Kind.QUEUE_DELIVER,
+               op.QueueDelivery(4, 1234, 1235, (op.QueueRun(1234, 1235, lease + 2, 5, True, "no such mailbox"),)),
+               payload=("one-keyed",)),
         Vector("admin", "a call of the REST interface", client, Kind.ADMIN,
                op.AdminRequest("get_topic", {"topic": ORDERS}), 13),
         Vector("admin-reply", "", broker, Kind.ADMIN, op.AdminReply(result), 13, REPLY),
