@@ -10,7 +10,7 @@ import pytest
 
 from braid.broker.segment_folders import remove_segment
 from braid.model.batch.header import HEADER_BYTES, Flag, control_batch, parse_header, stamp
-from braid.model.errors import BatchCorrupt, DiskFull, Fenced, OutOfSequence, RecoveryUnsafe
+from braid.model.errors import BatchCorrupt, DiskFull, Fenced, LogBusy, OutOfSequence, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
@@ -152,6 +152,20 @@ def test_a_copy_takes_only_whole_batches() -> None:
         with pytest.raises(BatchCorrupt):
             replica.apply(Epoch(2), Offset(0), bytearray(stamped_batch(0, epoch=2)) + damaged)
         assert replica.position == at(0, 0)
+
+    run(main)
+
+
+def test_a_copy_takes_no_more_than_may_wait_for_its_disk() -> None:
+    async def main(world: World) -> None:
+        batch = stamped_batch(0)
+        few = msgspec.structs.replace(REPLICATED, max_pending_bytes=len(batch))
+        replica = await ReplicaStorage.open(world.b.context, TOPIC, DESCRIPTOR, few)
+        number = replica.apply(Epoch(1), Offset(0), bytearray(batch))
+        with pytest.raises(LogBusy):
+            replica.apply(Epoch(1), Offset(0), bytearray(stamped_batch(1)))
+        assert await replica.held(number) == at(1, 1)
+        replica.apply(Epoch(1), Offset(0), bytearray(stamped_batch(1)))
 
     run(main)
 
