@@ -18,7 +18,7 @@ help:
 	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
-	@echo "make simulate  many seeds of the storage, broker and cluster simulations (SEEDS=$(SEEDS))"
+	@echo "make simulate  many seeds of the simulations of storage, broker, cluster and replicas (SEEDS=$(SEEDS))"
 	@echo "make chaos     real brokers that are killed, frozen, cut off and wiped under load (SECONDS=$(SECONDS))"
 	@echo "make mutants   plant known defects in a copy of the code, and see a test notice each of them"
 	@echo "make bench     benchmarks against the limits of this machine"
@@ -81,6 +81,7 @@ simulate: setup
 	$(BIN)/python -m braid.testing.simulate log --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate cluster --seeds $(SEEDS)
+	$(BIN)/python -m braid.testing.simulate replicas --seeds $(SEEDS)
 	$(BIN)/python -m tests.kits.replicated_world --seeds $(SEEDS)
 
 # SEED= repeats the faults of a run. METADATA=etcd, STORAGE=local.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from braid.broker.replicas.stream import MAX_UNANSWERED
-from braid.model.errors import DiskFull
+from braid.model.errors import DiskFull, TimedOut
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
 from braid.ports.disk import Buffer
@@ -19,7 +19,7 @@ from tests.kits.waiting import until
 
 
 class RecordingFollowers(Followers):
-    """Followers that can also be full, or answer nonsense."""
+    """Followers that can also be full, answer nonsense, or be too slow to cut their copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,15 +28,23 @@ class RecordingFollowers(Followers):
         self.full: set[str] = set()
         self.nonsense = 0
         """So many sessions begin with an answer that cannot be read."""
+        self.file_bases: dict[str, int] = {}
+        """By broker: where its newest file begins, if not at 0."""
+        self.repairs: list[str] = []
+        """Requests to cut a copy, or to begin it anew. None of them is answered in time."""
 
     async def call(
         self, broker_id: str, name: str, arguments: dict[str, Any], payload: Sequence[Buffer] = (), timeout_s: float = 0
     ) -> Any:
         if name == "copy_append" and broker_id in self.full:
             raise DiskFull("no room")
+        if name in ("copy_cut", "copy_reset"):
+            self.repairs.append(name)
+            raise TimedOut(f"broker {broker_id} did not answer")
         answer = await super().call(broker_id, name, arguments, payload, timeout_s)
         if name == "copy_begin":
             self.begun.append((broker_id, arguments["epoch"], arguments["session"]))
+            answer["file_base"] = self.file_bases.get(broker_id, 0)
             if self.nonsense:
                 self.nonsense -= 1
                 answer["position"] = {"epoch": "?"}
@@ -128,6 +136,21 @@ async def test_a_stream_that_broke_begins_again(simulation: Simulation) -> None:
         owner.replication.on_member("x")
         await until(lambda: not owner.replication.followers[0].in_sync)
         await until(lambda: owner.replication.followers[0].in_sync)
+
+
+async def test_a_copy_that_is_cut_too_slowly_is_not_begun_anew(simulation: Simulation) -> None:
+    """Others may not hold what it holds (I2). The next session asks again."""
+    followers = RecordingFollowers()
+    followers.begin("x")
+    followers.takes["x"] = 100
+    async with scene(simulation, followers, "x", 2) as owner:
+        await until(lambda: followers.admitted)
+        await owner.append(4)
+        followers.held["x"] = LogPosition(epoch=Epoch(1), end=Offset(2))
+        followers.file_bases["x"] = 2  # With control batches alone: they are cut away.
+        owner.replication.on_member("x")
+        await until(lambda: len(followers.repairs) > 2)
+        assert {*followers.repairs} == {"copy_cut"}
 
 
 async def test_a_follower_that_stores_nothing_is_asked_less_and_less_often(simulation: Simulation) -> None:

@@ -133,6 +133,21 @@ async def test_a_follower_is_admitted_only_when_it_holds_all_that_is_confirmed(s
         await until(lambda: len(followers.admitted) == 2)
 
 
+async def test_a_segment_is_handed_to_a_member_only(simulation: Simulation) -> None:
+    """A vote must find the next owner, if that owner dies before it serves."""
+    followers = Followers()
+    followers.begin("x")
+    followers.takes["x"] = 100
+    followers.lost_admissions = 10
+    async with scene(simulation, followers, "x", 1) as owner:
+        bringing = asyncio.ensure_future(owner.replication.brought_to("x", 0))
+        await until(lambda: followers.lost_admissions == 0)
+        assert owner.replication.followers[0].in_sync
+        assert not bringing.done()
+        await bringing
+        assert owner.replication.followers[0].member
+
+
 async def test_a_follower_is_admitted_though_an_answer_is_lost_and_nothing_is_sent(simulation: Simulation) -> None:
     followers = Followers()
     followers.begin("x", "y")

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from braid.broker.segment_folders import remove_segment
-from braid.model.batch.header import Flag, control_batch, parse_header, stamp
-from braid.model.errors import Fenced, OutOfSequence, RecoveryUnsafe
+from braid.model.batch.header import HEADER_BYTES, Flag, control_batch, parse_header, stamp
+from braid.model.errors import BatchCorrupt, DiskFull, Fenced, LogBusy, OutOfSequence, RecoveryUnsafe
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
@@ -25,6 +25,7 @@ from braid.storage.recovery_start import RecoverySource
 from braid.storage.replica import ReplicaStorage
 from braid.storage.retention import RetentionPolicy
 from braid.storage.segment import SegmentStorage
+from braid.testing.sim.disk import DiskFaults
 from tests.kits.storage import (
     DESCRIPTOR,
     SMALL,
@@ -39,6 +40,8 @@ from tests.kits.storage import (
 from tests.kits.waiting import until
 
 REPLICATED = msgspec.structs.replace(SMALL, durability=Durability.REPLICATED)
+ROOM_FOR_A_PROMISE = 100
+"""Bytes: too few for a file of the log."""
 
 
 async def open_replica(broker: Broker) -> ReplicaStorage:
@@ -138,6 +141,35 @@ def test_a_copy_takes_only_what_continues_it() -> None:
     run(main)
 
 
+def test_a_copy_takes_only_whole_batches() -> None:
+    """The follower compares checksums as an owner does. It takes all of a piece or nothing."""
+
+    async def main(world: World) -> None:
+        replica = await open_replica(world.b)
+        await replica.promise(Epoch(2))
+        damaged = bytearray(stamped_batch(1, epoch=2))
+        damaged[HEADER_BYTES] ^= 1
+        with pytest.raises(BatchCorrupt):
+            replica.apply(Epoch(2), Offset(0), bytearray(stamped_batch(0, epoch=2)) + damaged)
+        assert replica.position == at(0, 0)
+
+    run(main)
+
+
+def test_a_copy_takes_no_more_than_may_wait_for_its_disk() -> None:
+    async def main(world: World) -> None:
+        batch = stamped_batch(0)
+        few = msgspec.structs.replace(REPLICATED, max_pending_bytes=len(batch))
+        replica = await ReplicaStorage.open(world.b.context, TOPIC, DESCRIPTOR, few)
+        number = replica.apply(Epoch(1), Offset(0), bytearray(batch))
+        with pytest.raises(LogBusy):
+            replica.apply(Epoch(1), Offset(0), bytearray(stamped_batch(1)))
+        assert await replica.held(number) == at(1, 1)
+        replica.apply(Epoch(1), Offset(0), bytearray(stamped_batch(1)))
+
+    run(main)
+
+
 def test_a_promise_outlives_a_crash_and_shuts_lower_epochs_out() -> None:
     async def main(world: World) -> None:
         replica = await open_replica(world.b)
@@ -149,6 +181,21 @@ def test_a_promise_outlives_a_crash_and_shuts_lower_epochs_out() -> None:
         with pytest.raises(Fenced):
             await again.promise(Epoch(4))
         await again.promise(Epoch(5))
+
+    run(main)
+
+
+def test_an_owner_without_room_for_its_first_batch_leaves_a_replicated_log_to_others() -> None:
+    """Without replicas it would serve readers. Here only its followers can tell what is confirmed."""
+
+    async def main(world: World) -> None:
+        await append(await open_owner(world.a), 20)
+        broker = world.a.crash()
+        broker.disk.faults = DiskFaults(capacity_bytes=broker.disk._device.names.total_bytes() + ROOM_FOR_A_PROMISE)
+        with pytest.raises(DiskFull):
+            await open_owner(broker)
+        mark = await promises.read(broker.context.disk, WAL_FOLDER)
+        assert mark.promised == 2, "it came as far as its first batch"
 
     run(main)
 

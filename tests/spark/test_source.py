@@ -296,6 +296,25 @@ def test_what_was_planned_is_read_after_the_topic_has_moved_and_grown(tmp_path: 
         assert len(rows(again, again.partitions())) == 600
 
 
+def test_a_fail_over_of_a_replicated_topic_during_the_read_costs_time_and_no_record(tmp_path: Path) -> None:
+    with ClusterProcess(tmp_path, shared=False) as cluster, braid.sync.connect(cluster.url) as client:
+        client.admin.create_topic("orders", replicas=3, confirm=2)  # Nothing is exported: all comes from the owner.
+        with client.producer("orders", max_batch_records=10) as producer:
+            producer.send_many([(key, value) for key, value in numbered(200, size=100_000)])
+        found = reader({"url": cluster.url, "topic": "orders"})
+        (partition,) = found.partitions()
+        assert isinstance(partition, Partition)
+        assert {type(piece) for piece in partition.pieces} == {OwnerPiece}
+        batches = found.read(partition)
+        numbers = [number_of(value) for value in next(batches).column("value").to_pylist()]
+        assert len(numbers) < 200
+        cluster[client.admin.topic_replicas("orders")["segments"]["0"]["owner"]].kill()
+        with client.producer("orders") as producer:
+            producer.send(b"later")
+        numbers += [number_of(value) for batch in batches for value in batch.column("value").to_pylist()]
+    assert numbers == list(range(200))
+
+
 def _has_chunks(options: dict[str, str]) -> bool:
     snapshot = take_snapshot(SourceOptions.parse(options))
     return all(segment.chunks for segment in snapshot.segments.values())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from braid.cluster.ownership.leader_step import CHANGES_AT_ONCE, Decision, decide, is_lost, waiting
+from braid.cluster.snapshot import Placed, Snapshot
 from braid.model.ids import Epoch, Offset
 from braid.model.log.replication import LogPosition
 from braid.model.ownership import Ownership, OwnershipState, ReplicaChange
@@ -356,6 +358,20 @@ def test_a_change_under_way_stays_while_it_can_be_carried_out(
     under_way = replicated("SERVING", change=change("abd"))
     found = decided(under_way, **cluster)
     assert (found.record if found is not None else under_way).change == expected
+
+
+def test_all_segments_are_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader looks several times a second. Topics without replicas pay nothing for those with."""
+    looks: list[Snapshot] = []
+    segments = Snapshot.segments
+
+    def counted(snapshot: Snapshot) -> Iterator[Placed]:
+        looks.append(snapshot)
+        return segments(snapshot)
+
+    monkeypatch.setattr(Snapshot, "segments", counted)
+    assert decide(snapshot_of([record("SERVING", "a")] * 3), NOW) == []
+    assert len(looks) == 1
 
 
 def test_a_few_replicas_change_at_the_same_time() -> None:

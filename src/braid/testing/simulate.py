@@ -1,4 +1,5 @@
-"""`python -m braid.testing.simulate log --seeds 2000`, or `broker`, `cluster`: run many seeds and say what happened."""
+"""`python -m braid.testing.simulate log --seeds 2000`, or `broker`, `cluster`, `replicas`: run many seeds and say what
+happened."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
@@ -20,6 +21,7 @@ from braid.broker.admin.results import MovedSegment, MovedTopic, RecoveredSegmen
 from braid.broker.admin.route import NO_CONTENT, TOPIC, BrokerName, HttpRoute, SegmentNumber
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
+from braid.broker.peers.calls import COPY_STATE
 from braid.cluster.members import still_gone
 from braid.cluster.ownership.leader_step import anew, given_up, giving_up, is_lost, vote_text
 from braid.cluster.ownership.move_request import (
@@ -49,6 +51,8 @@ from braid.storage.history.catalog import Frontier
 MOVE_WAIT_S: Final = 60.0
 VOTE_WAIT_S: Final = 5.0
 """A vote that can succeed takes less."""
+STATE_S: Final = 3.0
+"""How long a replica may take to say how far its copy reaches."""
 MAX_TRIES: Final = 10
 """How often a record is looked at again that somebody else changed first."""
 ASKED: Final = "asked"
@@ -174,19 +178,39 @@ async def _loss(services: CallServices, snapshot: Snapshot, each: Placed) -> str
     record = each.known.value
     owner, holders = record.owner, record.holders
     if record.replicas and not record.clean:
-        return f"{vote_text(snapshot, record)}; {_fewer_votes(snapshot, record, reaches)}"
+        held = await _held(services, snapshot, each, record)
+        return f"{vote_text(snapshot, record)}; {_fewer_votes(snapshot, record, reaches, held)}"
     if holders:
         return f"all of its history lies on {' and '.join(holders)} and is lost; it goes on at offset {reaches}"
     return f"chunks reach offset {reaches}; what {owner} confirmed from there on is lost"
 
 
-def _fewer_votes(snapshot: Snapshot, record: Ownership, reaches: int) -> str:
-    """What is lost if the replicas that are there vote alone."""
+async def _held(services: CallServices, snapshot: Snapshot, each: Placed, record: Ownership) -> dict[str, int]:
+    """Ask the replicas that are there how far their copies reach."""
+    topic_id = services.topics.get(each.path).id
+    about = {"segment": str(each.name), "topic_id": topic_id, "epoch": record.epoch}
+
+    async def ask(broker: str) -> tuple[str, int] | None:
+        try:
+            return broker, (await services.ask(broker, COPY_STATE, about, timeout_s=STATE_S))["end"]
+        except BraidError:
+            return None
+
+    answers = await all_of(ask(broker) for broker in record.replicas if snapshot.is_live(broker))
+    return dict(answer for answer in answers if answer is not None)
+
+
+def _fewer_votes(snapshot: Snapshot, record: Ownership, reaches: int, held: Mapping[str, int]) -> str:
+    """What is lost if the replicas that are there vote alone. `held` is how far the copies of some of them reach."""
     there = [broker for broker in record.replicas if snapshot.is_live(broker)]
     if len(there) >= record.keepers_needed:
         return f"nothing is, if the disks of {' and '.join(there)} are as they were; chunks reach offset {reaches}"
     if not there:
         return f"chunks reach offset {reaches}; what the replicas confirmed from there on is lost"
+    if len(held) == len(there):
+        best = max(held, key=lambda broker: held[broker])
+        end = max(held[best], reaches)
+        return f"{best} holds the log up to offset {end}; what was confirmed from offset {end} on is lost"
     return (
         f"chunks reach offset {reaches}; what was confirmed from there on and {' and '.join(there)} "
         f"{'does' if len(there) == 1 else 'do'} not have is lost"

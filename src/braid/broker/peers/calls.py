@@ -12,7 +12,7 @@ with its connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from braid.broker.shielded_tasks import ShieldedTasks
 from braid.model.errors import UnknownOperation
@@ -20,6 +20,9 @@ from braid.ports.disk import Buffer
 from braid.wire.operations import PeerRequest
 
 Arguments = dict[str, Any]
+
+COPY_STATE: Final = "copy_state"
+"""Asks a broker how far its copy of a log reaches."""
 
 
 class PeerCalls:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from braid.broker.keyed_locks import KeyedLocks
-from braid.broker.peers.calls import Arguments, PeerCalls
+from braid.broker.peers.calls import COPY_STATE, Arguments, PeerCalls
 from braid.broker.segment_folders import own_folder, remove_segment
 from braid.broker.topics import Topics
 from braid.cluster.owners import Owners, SegmentKey
@@ -88,6 +88,7 @@ class ReplicaCopies:
         calls.register_with_payload("copy_append", self.append, shielded=False)
         calls.register("copy_admit", self.admit)
         calls.register("copy_promise", self.promise)
+        calls.register(COPY_STATE, self.state)
 
     async def start(self) -> None:
         """Remove copies that this broker keeps for nobody, now and from now on."""
@@ -196,6 +197,12 @@ class ReplicaCopies:
             position = await copy.storage.promise(epoch)
             copy.session = None  # Its owner is deposed.
             return Promise(broker=self._context.broker_id, epoch=epoch, position=position, member=copy.storage.member)
+
+    async def state(self, arguments: Arguments) -> dict[str, Any]:
+        """Return how far the copy reaches, and whether it is a witness. Nothing is promised."""
+        name, epoch = _about(arguments)
+        storage = await self.opened(name, arguments["topic_id"], epoch)
+        return {"end": storage.position.end, "member": storage.member}
 
     # What this broker asks.
 

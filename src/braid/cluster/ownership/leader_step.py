@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Final
 
@@ -145,18 +145,22 @@ def decide(
     tally = functools.cache(snapshot.tally)
     decisions: list[Decision] = []
     missing: list[Placed] = []
+    replicated: list[Placed] = []
     for each in snapshot.segments():
         if each.known is None:
             missing.append(each)
             continue
-        decision = _assign(snapshot, each, each.known.value, each.known.revision, tally, patience)
+        record = each.known.value
+        if each.topic.policies.replicas > 1 or record.replicas or record.change is not None:
+            replicated.append(each)
+        decision = _assign(snapshot, each, record, each.known.revision, tally, patience)
         if decision is not None:
             decisions.append(decision)
     if any(broker.state in EMPTIED for broker in snapshot.brokers.values()):
         decisions += _drain(snapshot, tally(), cooling_down, drained_at_once)
     if missing:
         decisions += _place(snapshot, missing, tally(), patience)
-    return decisions + _change_replicas(snapshot, tally, patience)
+    return decisions + _change_replicas(snapshot, replicated, tally, patience)
 
 
 def balancing_decisions(snapshot: Snapshot, plan: BalancePlan) -> list[Decision]:
@@ -532,11 +536,13 @@ def _place(snapshot: Snapshot, missing: list[Placed], tally: Tally, patience: Pa
     return decisions
 
 
-def _change_replicas(snapshot: Snapshot, tally: Callable[[], Tally], patience: Patience) -> list[Decision]:
-    """Ask owners for other replicas, a few at a time."""
+def _change_replicas(
+    snapshot: Snapshot, replicated: Iterable[Placed], tally: Callable[[], Tally], patience: Patience
+) -> list[Decision]:
+    """Ask owners for other replicas, a few at a time. `replicated` are the segments that have replicas, or are to."""
     due: list[tuple[Placed, Ownership]] = []
     in_flight: Counter[str] = Counter()
-    for each in snapshot.segments():
+    for each in replicated:
         record = each.known.value if each.known is not None else None
         if record is None or record.state is not OwnershipState.SERVING or record.move is not None:
             continue
