@@ -1,4 +1,4 @@
-"""Changes of a layout beside a broker of an earlier version: they are refused, or they wait visibly."""
+"""Layout changes beside a broker of an earlier version: they are refused, or wait visibly. Queues are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from braid.metadata import paths
 from braid.metadata.store import Put
 from braid.model.cluster import Registration
-from braid.model.errors import TransitionRefused
+from braid.model.errors import NotAvailable, TransitionRefused
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -88,3 +88,23 @@ async def test_a_broker_of_an_earlier_version_that_joins_while_owners_are_asked_
         await brokers.store.txn([], [older])
         await splitting
         assert active(brokers) == {1: "0000-7fff", 2: "8000-ffff"}
+
+
+async def test_a_broker_of_an_earlier_version_keeps_queues_away_until_it_is_upgraded(simulation: Simulation) -> None:
+    async with running_brokers(simulation) as brokers:
+        await a_topic(brokers)
+        older = await outdated(brokers, "c")
+        work = {"topic": "orders", "subscription": "work", "kind": "queue"}
+        with pytest.raises(NotAvailable, match=r"cannot be a queue: broker c .* upgrade it first"):
+            await brokers.call("a", "create_subscription", **work)
+        assert await brokers.call("a", "list_subscriptions", topic="orders") == []
+        await brokers.call("a", "create_subscription", topic="orders", subscription="billing")
+        await brokers.store.txn([], [older])
+
+        async def is_there() -> bool:
+            try:
+                return bool(await brokers.call("a", "create_subscription", **work))
+            except NotAvailable:
+                return False
+
+        await until(is_there)

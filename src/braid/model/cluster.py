@@ -28,6 +28,8 @@ TRANSITIONS: Final = "transitions"
 """A feature: changes of a topic's layout."""
 REPLICAS: Final = "replicas"
 """A feature: copies of a segment's log on several brokers."""
+QUEUES: Final = "queues"
+"""A feature: subscriptions that settle messages one by one."""
 
 
 RACK: Final = "rack"
@@ -54,6 +56,11 @@ class Registration(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     @classmethod
     def from_json(cls, data: bytes) -> Registration:
         return decode(cls, data, "a broker's registration")
+
+
+def without_feature(brokers: Mapping[str, Registration], feature: str) -> list[str]:
+    """Return the brokers of earlier versions, which do not know this feature."""
+    return sorted(broker for broker, registration in brokers.items() if feature not in registration.features)
 
 
 class BrokerView(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from braid.broker.parts.cluster_node import ClusterNode
 from braid.broker.parts.resources import Resources
 from braid.broker.parts.segment_host import SegmentHost
 from braid.broker.segments.read_grants import GrantSigner
+from braid.model.cluster import QUEUES, without_feature
 
 
 class GroupHost:
@@ -33,7 +34,13 @@ class GroupHost:
         )
         self.order_gate = OrderGate(cluster.topics, host.segments, cluster.drained)
         self.subscriptions = Subscriptions(
-            resources.store, cluster.topics, host.segments, host.accesses, resources.clock, resources.random
+            resources.store,
+            cluster.topics,
+            host.segments,
+            host.accesses,
+            resources.clock,
+            resources.random,
+            without_queues=lambda: without_feature(cluster.members.brokers.all(), QUEUES),
         )
         host.segments.on_open.append(self.subscriptions.sweep_later)
         self.transitions = Transitions(

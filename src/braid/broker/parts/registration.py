@@ -15,7 +15,7 @@ from braid.broker.config import BrokerConfig
 from braid.metadata import paths
 from braid.metadata.keepalive import LeaseKeeper
 from braid.metadata.store import Compare, Lease, Put, Store
-from braid.model.cluster import RACK, REPLICAS, TRANSITIONS, BrokerState, Registration
+from braid.model.cluster import QUEUES, RACK, REPLICAS, TRANSITIONS, BrokerState, Registration
 from braid.model.errors import InvalidConfig, LeaseLost, MetadataError, MetadataUncertain
 from braid.model.ids import Revision
 from braid.ports.clock import Clock
@@ -99,5 +99,5 @@ class BrokerRegistration:
             version=braid.__version__,
             started_at=self.started_at,
             labels=self._config.labels | ({RACK: self._config.rack} if self._config.rack else {}),
-            features=(TRANSITIONS, REPLICAS),
+            features=(TRANSITIONS, REPLICAS, QUEUES),
         )
