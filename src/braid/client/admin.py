@@ -76,6 +76,7 @@ class Admin:
         owner_loss_after_ms: int = 60_000,
         max_decoded_bytes: int | None = None,
         max_batch_records: int | None = None,
+        message_ttl_ms: int | None = None,
         properties: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> Json:
@@ -90,7 +91,8 @@ class Admin:
         waits for ever, `retention_ignores_subscriptions` not at all. When the broker of
         a segment is lost, `on_owner_loss` decides: the segment may `wait` for it, or, after `owner_loss_after_ms`,
         `continue` on another broker without the records that only the lost broker's disk had. `max_decoded_bytes` and
-        `max_batch_records` limit a batch after decompression: readers hold a whole batch in memory.
+        `max_batch_records` limit a batch after decompression: readers hold a whole batch in memory. Queues settle
+        messages that are older than `message_ttl_ms` without delivering them; the records stay.
         """
         policies: Json = {
             "durability": durability,
@@ -101,6 +103,7 @@ class Admin:
             "retentionIgnoresSubscriptions": retention_ignores_subscriptions,
             "maxDecodedBytes": max_decoded_bytes,
             "maxBatchRecords": max_batch_records,
+            "messageTtlMs": message_ttl_ms,
         }
         if retention_waits_for_subscriptions_ms is not None:  # Older brokers do not know it.
             policies["retentionWaitsForSubscriptionsMs"] = retention_waits_for_subscriptions_ms
@@ -133,6 +136,7 @@ class Admin:
         owner_loss_after_ms: int | UnsetType = UNSET,
         max_decoded_bytes: int | UnsetType = UNSET,
         max_batch_records: int | UnsetType = UNSET,
+        message_ttl_ms: int | UnsetType | None = UNSET,
     ) -> Json:
         """Change policies of a topic; those that are not given stay. None removes a limit. Returns the topic. Raises
         `TopicNotFound`. A new durability opens the topic's segments again, for which clients wait a moment. Other
@@ -149,6 +153,7 @@ class Admin:
             "ownerLossAfterMs": owner_loss_after_ms,
             "maxDecodedBytes": max_decoded_bytes,
             "maxBatchRecords": max_batch_records,
+            "messageTtlMs": message_ttl_ms,
         }
         given = {name: value for name, value in policies.items() if value is not UNSET}
         found = await self.topic(topic)

@@ -20,6 +20,8 @@ from braid.model.transition import ChildSegment, LayoutPlan, Transition, Transit
 MAX_REPLICAS: Final = 7
 MAX_RETENTION: Final = (1 << 63) - 1
 MAX_OWNER_LOSS_MS: Final = (1 << 53) - 1
+MAX_MESSAGE_TTL_MS: Final = 100 * 366 * 86_400_000
+"""A hundred years."""
 MIN_DECODED_BYTES: Final = 1 << 10
 """A topic with less could not store a record of a usual size."""
 
@@ -76,6 +78,11 @@ OnOwnerLoss = Annotated[
 OwnerLossMs = Annotated[
     int, _between(0, MAX_OWNER_LOSS_MS), Meta(description="How long it is gone before `continue` counts.")
 ]
+MessageTtlMs = Annotated[
+    int,
+    _between(1, MAX_MESSAGE_TTL_MS),
+    Meta(description="Queues settle what is older instead of delivering it; null: never."),
+]
 DecodedBytes = Annotated[
     int, _between(MIN_DECODED_BYTES, MAX_RAW_BYTES), Meta(description="Of one batch, after decompression.")
 ]
@@ -100,6 +107,8 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """Readers hold a whole batch in memory. Twice the largest body that can be stored without compression."""
     max_batch_records: BatchRecords = 1 << 20
     """An empty record takes no space in a compressed batch, but some hundred bytes in a reader."""
+    message_ttl_ms: MessageTtlMs | None = None
+    """Queues settle batches whose newest record is older, without delivering them. Streams and history do not mind."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.replicas <= MAX_REPLICAS:
@@ -122,6 +131,10 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             limit = getattr(self, name)
             if limit is not None and not 1 <= limit <= MAX_RETENTION:
                 raise InvalidArgument(f"{name} is {limit}; it must be a positive number, or absent for no limit")
+        if self.message_ttl_ms is not None and not 1 <= self.message_ttl_ms <= MAX_MESSAGE_TTL_MS:
+            raise InvalidArgument(
+                f"message_ttl_ms is {self.message_ttl_ms}; it must be 1 to {MAX_MESSAGE_TTL_MS}, or absent for no limit"
+            )
         if not 0 <= self.owner_loss_after_ms <= MAX_OWNER_LOSS_MS:
             raise InvalidArgument(f"owner_loss_after_ms is {self.owner_loss_after_ms}; it must be 0 or more")
         for name, least, most in (
@@ -161,6 +174,7 @@ class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_un
     owner_loss_after_ms: OwnerLossMs | UnsetType = UNSET
     max_decoded_bytes: DecodedBytes | UnsetType = UNSET
     max_batch_records: BatchRecords | UnsetType = UNSET
+    message_ttl_ms: MessageTtlMs | UnsetType | None = UNSET
 
     def apply(self, policies: TopicPolicies) -> TopicPolicies:
         """Return the changed policies. Raises `InvalidArgument` if they cannot be.

@@ -351,6 +351,7 @@ class Opening:
             metrics=self._metrics.topic(name.topic.path),
             may_confirm=self._may_act,
             agreed=replication.agreed if replication is not None else lambda own, _: own,
+            message_ttl_us=lambda: _message_ttl_us(self._topics.find(name.topic.path)),
             keep_record=keep_record,
             release_record=release_record,
             on_failure=on_failure,
@@ -421,6 +422,12 @@ class Opening:
                 # Two brokers report a segment that has just moved.
                 sizes[load.segment_id] = max(load.history_bytes, sizes.get(load.segment_id, 0))
         return sum(sizes.values())
+
+
+def _message_ttl_us(topic: Topic | None) -> int | None:
+    """Return how old a message may be that a queue delivers; None: any age."""
+    ttl_ms = topic.policies.message_ttl_ms if topic is not None else None
+    return ttl_ms * 1_000 if ttl_ms is not None else None
 
 
 def _log_recovery(name: SegmentName, storage: SegmentStorage) -> None:

@@ -63,8 +63,8 @@ def produce(
     changed; an empty line is an empty record.
 
     With --json, a line is an object with value, and if wanted key, headers and timestamp; valueBase64, keyBase64 and
-    headersBase64 hold bytes that are no text. The command ignores segment and offset, and prints a summary to stdout at
-    the end.
+    headersBase64 hold bytes that are no text. deliverAfterMs and ttlMs say when queues deliver the record. The command
+    ignores segment and offset, and prints a summary to stdout at the end.
 
     \b
     Examples:

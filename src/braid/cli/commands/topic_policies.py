@@ -72,6 +72,12 @@ def policy_options(*, creating: bool) -> Callable[[F], F]:
             "--max-decoded-bytes", type=SIZE, metavar="SIZE", help="Refuse batches that decompress to more: 8MiB."
         ),
         click.option("--max-batch-records", type=int, metavar="N", help="Refuse batches of more records: 100000."),
+        click.option(
+            "--message-ttl",
+            type=OrWord(DURATION, OFF),
+            metavar="TIME|off",
+            help="Queues settle messages that are older, without delivering them: 1d.",
+        ),
     ]
 
     def add(command: F) -> F:
@@ -86,7 +92,7 @@ def given_policies(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the policies that these options mean. Those that are not given are left out."""
     values = dict(options)
     waits = values.pop("retention_waits")
-    for name in ("retention", "owner_loss_after"):
+    for name in ("retention", "owner_loss_after", "message_ttl"):
         value = values.pop(name)
         values[f"{name}_ms"] = value if value in (None, OFF) else value * 1000
     found = {policy: None if value == OFF else value for policy, value in values.items() if value is not None}
@@ -138,7 +144,13 @@ def policy_fields(policies: dict[str, Any]) -> list[tuple[str, str]]:
         ("retention", _retention_text(policies)),
         ("batches", _batches_text(policies)),
         ("on owner loss", _owner_loss_text(policies)),
+        *([("message TTL", _ttl_text(ttl_ms))] if (ttl_ms := policies.get("messageTtlMs")) is not None else []),
     ]
+
+
+def _ttl_text(ttl_ms: int) -> str:
+    shown = f"{ttl_ms} ms" if ttl_ms % 1000 else DURATION.text(ttl_ms // 1000)
+    return f"queues do not deliver what is older than {shown}"
 
 
 def _batches_text(policies: dict[str, Any]) -> str:

@@ -4,8 +4,11 @@ As JSON, a record is one object in one line:
 
     {"key":"customer-7","value":"paid","timestamp":"2026-11-15T12:57:00.240545Z","segment":0,"offset":0,"headers":{}}
 
+A message of a queue also has its `redeliveryCount`.
+
 A key, value or header that is no UTF-8 has another name, so that it is not taken for text: `keyBase64`, `valueBase64`,
-`headersBase64`. What `consume` prints, `produce` reads; it ignores segment and offset.
+`headersBase64`. What `consume` prints, `produce` reads; it ignores segment, offset and redeliveryCount. A line for
+`produce` may have `deliverAfterMs` and `ttlMs`, which queues obey.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -118,8 +122,13 @@ class RecordObject(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     headers_base64: dict[str, str] = {}
     timestamp: datetime.datetime | int | None = None
     """ISO 8601 with its zone, or µs since 1970."""
+    deliver_after_ms: int | None = None
+    """Queues deliver the record so long after it was read here."""
+    ttl_ms: int | None = None
+    """Queues do not deliver it later than that."""
     segment: int = 0
     offset: int = 0
+    redelivery_count: int = 0
 
 
 _DECODER: Final = msgspec.json.Decoder(RecordObject)
@@ -142,7 +151,7 @@ def json_table(lines: Sequence[bytes], headers: dict[str, bytes], *, first: int 
             times.append(_microseconds(record.timestamp))
             own = {name: text.encode() for name, text in record.headers.items()}
             binary = {name: _decoded(text) for name, text in record.headers_base64.items()}
-            all_headers.append(list((headers | own | binary).items()))
+            all_headers.append(list((headers | own | binary | _times(record)).items()))
         except (msgspec.MsgspecError, ValueError, InvalidArgument) as error:
             shown = line[:_MAX_QUOTED].decode(errors="replace")
             raise BraidError(
@@ -157,6 +166,16 @@ def json_table(lines: Sequence[bytes], headers: dict[str, bytes], *, first: int 
             "headers": pa.array(all_headers, pa.map_(pa.string(), pa.binary())),
         }
     )
+
+
+def _times(record: RecordObject) -> dict[str, bytes]:
+    """Return the headers that tell queues when to deliver the record."""
+    if record.deliver_after_ms is None and record.ttl_ms is None:
+        return {}
+    from braid.client.producing.records import delivery_times  # Needs Arrow.
+
+    after, ttl = (None if each is None else each / 1000 for each in (record.deliver_after_ms, record.ttl_ms))
+    return delivery_times(time.time_ns() // 1_000, after, None, ttl)
 
 
 def _bytes(text: str | None, encoded: str | None) -> bytes | None:

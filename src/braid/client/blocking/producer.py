@@ -33,8 +33,8 @@ MAX_GATHERED_BYTES: Final = 4 << 20
 """Above one of these, `submit` waits until the loop has taken the gathered records."""
 
 
-_Record = tuple[bytes | str, bytes | str | None, Headers | None, int | datetime.datetime | None]
-"""Value, key, headers, timestamp. A plain tuple: a named tuple would cost more than the rest of `submit`."""
+_Record = tuple[Any, ...]
+"""The arguments of `Producer.submit`. A plain tuple: a named tuple would cost more than the rest of `submit`."""
 
 
 class _Gathered:
@@ -114,9 +114,17 @@ class BlockingProducer:
         key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
+        deliver_after: float | datetime.timedelta | None = None,
+        deliver_at: int | datetime.datetime | None = None,
+        ttl: float | datetime.timedelta | None = None,
     ) -> MessageId:
-        """Publish a record and wait until it is stored. Returns its `MessageId`."""
-        return self._thread.call(self._in_order(self._producer.send(value, key, headers, timestamp)))
+        """Publish a record and wait until it is stored. Returns its `MessageId`.
+
+        Only queues obey the last three: a queue delivers the message `deliver_after` seconds from now, or not before
+        `deliver_at` (a datetime with its zone, or µs since 1970), and not later than `ttl` seconds from now.
+        """
+        record = (value, key, headers, timestamp, deliver_after, deliver_at, ttl)
+        return self._thread.call(self._in_order(self._producer.send(*record)))
 
     def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
         """Publish many records, values or (key, value) pairs, and wait until all are stored. Returns their ids."""
@@ -132,9 +140,12 @@ class BlockingProducer:
         key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
+        deliver_after: float | datetime.timedelta | None = None,
+        deliver_at: int | datetime.datetime | None = None,
+        ttl: float | datetime.timedelta | None = None,
     ) -> BlockingReceipt:
-        """Publish a record without waiting, unless too much is unconfirmed. Errors in the record itself also come by
-        the receipt, or by `flush`. The first record opens the producer, if the program did not."""
+        """Publish a record, as `send` takes it, without waiting, unless too much is unconfirmed. Errors in the record
+        itself also come by the receipt, or by `flush`. The first record opens the producer, if the program did not."""
         if self._thread.forked:  # Before the lock: another thread may have held it during the fork.
             raise forked_error()
         if not self._opened:
@@ -149,7 +160,7 @@ class BlockingProducer:
                     self._thread.call_soon(self._begin_handing_over)
                 number = len(gathered.records)
                 if number < MAX_GATHERED_RECORDS and gathered.size < MAX_GATHERED_BYTES:
-                    gathered.records.append((value, key, headers, timestamp))
+                    gathered.records.append((value, key, headers, timestamp, deliver_after, deliver_at, ttl))
                     gathered.size += _length(value)
                     return BlockingReceipt(self, gathered, number)
             self._thread.call(self.hand_over())

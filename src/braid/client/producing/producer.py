@@ -47,7 +47,9 @@ from braid.client.producing.records import (
     as_microseconds,
     check_times,
     columns,
+    delivery_times,
     headers_bytes,
+    with_times,
 )
 from braid.client.producing.segment_writer import SegmentWriter
 from braid.client.retry import retrying
@@ -265,21 +267,33 @@ class Producer:
         key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
+        deliver_after: float | datetime.timedelta | None = None,
+        deliver_at: int | datetime.datetime | None = None,
+        ttl: float | datetime.timedelta | None = None,
     ) -> MessageId:
         """Publish a record and wait until it is stored. Returns its `MessageId`.
 
         `timestamp` is a datetime with its zone, or µs since 1970; the default is now. Cancelling ends the wait; the
         record is still sent.
+
+        Only queues obey the rest; streams and readers get the record immediately. A queue delivers the message
+        `deliver_after` seconds from now, or not before `deliver_at` (given as `timestamp` is), and does not deliver it
+        later than `ttl` seconds from now.
         """
+        # No keyword-only arguments: each would cost this call as much as all its checks together.
         writer = self._fast
         if (
             writer is None
             or type(value) is not bytes
             or headers is not None
             or timestamp is not None
+            or deliver_after is not None
+            or deliver_at is not None
+            or ttl is not None
             or len(value) > self._large_bytes
             or not (key is None or type(key) is bytes)
         ):
+            headers = self._scheduled(headers, deliver_after, deliver_at, ttl)
             return await self._send_any(value, key, headers, timestamp)
         # Hot: the same lines stand in `submit`.
         batch = writer.open or writer.begin()
@@ -326,8 +340,12 @@ class Producer:
         key: bytes | str | None = None,
         headers: Headers | None = None,
         timestamp: int | datetime.datetime | None = None,
+        deliver_after: float | datetime.timedelta | None = None,
+        deliver_at: int | datetime.datetime | None = None,
+        ttl: float | datetime.timedelta | None = None,
     ) -> Receipt:
-        """Publish a record without waiting. Await the receipt, ask it later, or let `flush` report every failure.
+        """Publish a record, as `send` takes it, without waiting. Await the receipt, ask it later, or let `flush` report
+        every failure.
 
         A program that submits without end must `await flush()` now and then: `submit` raises `ProducerFull` when far
         more than `max_in_flight_bytes` is unconfirmed. The producer must be open: `submit` cannot wait for that.
@@ -337,10 +355,14 @@ class Producer:
             writer is None
             or headers is not None
             or timestamp is not None
+            or deliver_after is not None
+            or deliver_at is not None
+            or ttl is not None
             or type(value) is not bytes
             or len(value) > self._large_bytes
             or not (key is None or type(key) is bytes)
         ):
+            headers = self._scheduled(headers, deliver_after, deliver_at, ttl)
             receipt = self._add_any(value, key, headers, timestamp)
             receipt.batch.submitted = True
             return receipt
@@ -358,6 +380,19 @@ class Producer:
         if size >= writer.cut_bytes or number >= self._last_number:
             writer.on_threshold()
         return Receipt(batch, number)
+
+    def _scheduled(
+        self,
+        headers: Headers | None,
+        deliver_after: float | datetime.timedelta | None,
+        deliver_at: int | datetime.datetime | None,
+        ttl: float | datetime.timedelta | None,
+    ) -> Headers | None:
+        """Return the headers, with those that tell queues when to deliver the record."""
+        if deliver_after is None and deliver_at is None and ttl is None:
+            return headers
+        times = delivery_times(self.client.clock.now_us(), deliver_after, deliver_at, ttl)
+        return with_times(headers, times)
 
     def _add_any(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
@@ -13,11 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from braid.client.producing.open_batch import RECORD_BYTES
+from braid.model.batch.encode import Headers
 from braid.model.batch.header import MAX_BODY_BYTES
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, cut
+from braid.model.message import DELIVER_AT, EXPIRES_AT
 
 MAX_RECORD_BYTES: Final = MAX_BODY_BYTES - 1_024
 """Only compression can make a larger record fit into a batch. The rest is for the fields of the batch."""
+MAX_DELAY_US: Final = 366 * 86_400 * 1_000_000
+"""The longest time from now that a record may wait or live. `deliver_at` may be later."""
 MANY_RECORDS: Final = 1 << 16
 """The largest slice of records that `send_many` handles together. It sends a slice before it looks at the next."""
 COLUMNAR_RECORDS: Final = 1_024
@@ -167,6 +172,55 @@ def headers_bytes(headers: object) -> int:
     except (AttributeError, TypeError, UnicodeError) as error:
         raise InvalidArgument(f"headers must map text to bytes or text: {error}") from error
     return total
+
+
+def delivery_times(
+    now_us: int,
+    deliver_after: float | datetime.timedelta | None = None,
+    deliver_at: int | datetime.datetime | None = None,
+    ttl: float | datetime.timedelta | None = None,
+) -> dict[str, bytes]:
+    """Return the headers that tell queues when to deliver a record. Raises `InvalidArgument` if the times cannot be."""
+    if deliver_after is not None and deliver_at is not None:
+        raise InvalidArgument("deliver_after and deliver_at are two ways to say the same: give one of them")
+    due_us = now_us if deliver_after is None else now_us + _microseconds("deliver_after", deliver_after, least=0)
+    if deliver_at is not None:
+        due_us = as_microseconds(deliver_at)
+    headers = {}
+    if deliver_after is not None or deliver_at is not None:
+        headers[DELIVER_AT] = b"%d" % max(-(-due_us // 1_000), 0)  # Rounded up: never before its time.
+    if ttl is not None:
+        expires_us = now_us + _microseconds("ttl", ttl, least=1_000)
+        if expires_us <= due_us:
+            raise InvalidArgument(
+                f"the message would never be delivered: its ttl of {ttl} ends before it is due; give a longer one"
+            )
+        headers[EXPIRES_AT] = b"%d" % (expires_us // 1_000)
+    return headers
+
+
+def with_times(headers: Headers | None, times: dict[str, bytes]) -> Headers:
+    """Return the headers of a record with its `delivery_times`."""
+    if not headers:
+        return times
+    headers_bytes(headers)
+    for name in times.keys() & headers.keys():
+        raise InvalidArgument(f"the header {name} and the argument that sets it were both given: leave one out")
+    return {**headers, **times}
+
+
+def _microseconds(what: str, given: object, *, least: int) -> int:
+    """Return a length of time, given in seconds or as a timedelta."""
+    amount = math.nan
+    if isinstance(given, datetime.timedelta):
+        amount = given.total_seconds()
+    elif isinstance(given, int | float) and not isinstance(given, bool):
+        amount = given
+    if not least <= amount * 1e6 <= MAX_DELAY_US:  # Also for NaN.
+        raise InvalidArgument(
+            f"{what} is {cut(repr(given))}; give {least / 1e6:g} to {MAX_DELAY_US // 1_000_000} seconds, or a timedelta"
+        )
+    return round(amount * 1e6)
 
 
 def table_size(rows: Any) -> int:
