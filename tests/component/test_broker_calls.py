@@ -90,7 +90,7 @@ async def test_a_topic_is_created_shown_and_listed(simulation: Simulation) -> No
                 "durability": "memory", "replicas": 1, "writeQuorum": 1, "retentionMs": 1_000, "retentionBytes": None,
                 "retentionIgnoresSubscriptions": False, "retentionWaitsForSubscriptionsMs": None,
                 "onOwnerLoss": "wait", "ownerLossAfterMs": 60_000,
-                "maxDecodedBytes": 64 << 20, "maxBatchRecords": 1 << 20,
+                "maxDecodedBytes": 64 << 20, "maxBatchRecords": 1 << 20, "messageTtlMs": None,
             },
             "createdAt": broker.topics.get(ORDERS.path).created_at,
             "owners": {"0": "broker-1", "1": "broker-1"}, "replicas": {}, "warnings": [],
@@ -149,13 +149,14 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "heldBytes": 0,
             "backlog": 6,
             "segments": {
-                "0": {"offset": 4, "earliest": 0, "end": 10, "backlog": 6, "drained": False},
-                "1": {"offset": 0, "earliest": 0, "end": 0, "backlog": 0, "drained": False},
+                "0": {"offset": 4, "earliest": 0, "end": 10, "backlog": 6, "drained": False, "queue": None},
+                "1": {"offset": 0, "earliest": 0, "end": 0, "backlog": 0, "drained": False, "queue": None},
             },
             "unavailable": {},
             "consumers": {"worker-1": {"segments": [0, 1], "connected": True}},
             "undrained": [],
             "unreadable": None,
+            "queue": None,
         }
         assert billing["createdAt"] <= billing["movedAt"] < billing["createdAt"] + 1_000_000
         assert stats["subscriptions"] == {"billing": billing}

@@ -55,6 +55,18 @@ _COUNTS: Final = {
     "delivered_bytes": ("deliver_bytes", "Bytes sent to consumers"),
 }
 """Fields of TopicMetrics: the metric's name and meaning."""
+_QUEUE_GAUGES: Final = {
+    "ready": ("ready_records", "Messages of a queue that the next consumer gets."),
+    "leased": ("leased_records", "Messages of a queue that consumers have, and have not settled."),
+    "delayed": ("delayed_records", "Messages of a queue that wait for their time: after a nack, or as published."),
+}
+_QUEUE_COUNTERS: Final = {
+    "delivered": ("deliver_records", "Messages of a queue sent to consumers, since this broker opened the segment."),
+    "redelivered": ("redeliver_records", "Of these, messages that were delivered before."),
+    "dead_lettered": ("dead_letter_records", "Messages of a queue that consumers have moved to its dead-letter topic."),
+}
+"""Fields of QueueCounts: the metric's name and meaning."""
+_read_queue: Final = attrgetter(*_QUEUE_GAUGES, *_QUEUE_COUNTERS)
 _read_counts: Final = attrgetter(*_COUNTS)
 
 
@@ -70,6 +82,8 @@ class _SegmentRow(NamedTuple):
     """By subscription, of those that hold anything back."""
     hot_key_share: float | None
     """None: no key is most of the load, or nobody measures."""
+    queues: list[tuple[str, tuple[int, ...], int]]
+    """By subscription that is a queue: numbers as in `_QUEUE_GAUGES` and `_QUEUE_COUNTERS`, and attached consumers."""
 
 
 class _TopicRow(NamedTuple):
@@ -83,7 +97,12 @@ class _TopicRow(NamedTuple):
     @property
     def series(self) -> int:
         of_segments = sum(
-            4 + len(segment.lags) + len(segment.held) + (segment.hot_key_share is not None) for segment in self.segments
+            4
+            + len(segment.lags)
+            + len(segment.held)
+            + (segment.hot_key_share is not None)
+            + sum(len(numbers) + 1 for _, numbers, _ in segment.queues)
+            for segment in self.segments
         )
         return len(self.counts) + 2 * len(self.consumers) + of_segments
 
@@ -94,13 +113,20 @@ def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> 
     for segment in segments:
         earliest, end, log = segment.earliest, segment.end, segment.storage.log
         cursors = segment.cursors.all()
-        subscriptions.update(dict.fromkeys(cursors))
-        lags = [(name, Progress(offset, earliest, end).backlog) for name, offset in cursors.items()]
+        counts_of_queues = segment.queues.counts()
+        unsettled = {name: each.ready + each.leased + each.delayed for name, each in counts_of_queues.items()}
+        subscriptions.update(dict.fromkeys(cursors.keys() - unsettled.keys()))
+        lags = [
+            (name, Progress(offset, earliest, end, unsettled.get(name)).backlog) for name, offset in cursors.items()
+        ]
+        queues = [(name, _read_queue(each), len(each.consumers)) for name, each in counts_of_queues.items()]
         log_bytes = sum([file.batch_bytes for file in log.files])
         held = [*segment.retention.held.items()]
         hot = hot_key(segment)
         share = hot.hottest_share if hot is not None else None
-        rows.append(_SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held, share))
+        rows.append(
+            _SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held, share, queues)
+        )
     counts = broker.metrics.topics.get(path)
     members = [(name, [*broker.groups.members(path, name).values()]) for name in subscriptions]
     consumers = [(name, len(held), held.count(())) for name, held in members]
@@ -292,6 +318,17 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
         "Consumers of a subscription that have no segment: there are more of them than segments that can be read.",
         labels=["topic", "subscription"],
     )
+    of_queues = ["topic", "subscription", "segment"]
+    queue_families: list[GaugeMetricFamily | CounterMetricFamily] = [
+        *(GaugeMetricFamily(f"braid_queue_{name}", text, labels=of_queues) for name, text in _QUEUE_GAUGES.values()),
+        *(
+            CounterMetricFamily(f"braid_queue_{name}", text, labels=of_queues)
+            for name, text in _QUEUE_COUNTERS.values()
+        ),
+    ]
+    attached = GaugeMetricFamily(
+        "braid_queue_consumers", "Consumers that are attached to a segment of a queue.", labels=of_queues
+    )
     for row in rows:
         for counter, value in zip(counters, row.counts):
             counter.add_metric([row.path], value)
@@ -307,11 +344,16 @@ def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
                 lag.add_metric([row.path, name, labels[1]], records)
             for name, size in sorted(segment.held):
                 held.add_metric([row.path, name, labels[1]], size)
+            for name, numbers, connected in sorted(segment.queues):
+                for family, number in zip(queue_families, numbers, strict=True):
+                    family.add_metric([row.path, name, labels[1]], number)
+                attached.add_metric([row.path, name, labels[1]], connected)
         for name, count, without_segment in sorted(row.consumers):
             consumers.add_metric([row.path, name], count)
             idle.add_metric([row.path, name], without_segment)
     left_out = _gauge("braid_metrics_omitted_series", f"Series beyond the limit of {MAX_SERIES}.", omitted)
-    return [*counters, earliest, end, log_bytes, pending_bytes, hot_key_share, lag, held, consumers, idle, left_out]
+    of_segments = (earliest, end, log_bytes, pending_bytes, hot_key_share)
+    return [*counters, *of_segments, lag, held, consumers, idle, *queue_families, attached, left_out]
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

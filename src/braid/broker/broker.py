@@ -25,7 +25,7 @@ import logging
 import random as random_module
 from typing import Final
 
-from braid.broker.admin.segment_stats import stored_bytes
+from braid.broker.admin.segment_stats import stored_bytes, unsettled
 from braid.broker.config import BrokerConfig
 from braid.broker.groups.subscriptions import Progress
 from braid.broker.metrics import BrokerMetrics
@@ -205,7 +205,10 @@ class Broker:
 
 def _load_of(segment: OwnedSegment) -> SegmentReading:
     earliest, end, stored = segment.earliest, segment.end, stored_bytes(segment.storage)
-    backlog = sum(Progress(offset, earliest, end).backlog for offset in segment.cursors.all().values())
+    queues = unsettled(segment)
+    backlog = sum(
+        Progress(offset, earliest, end, queues.get(name)).backlog for name, offset in segment.cursors.all().items()
+    )
     return SegmentReading(
         segment.name.topic.path,
         segment.name.id,

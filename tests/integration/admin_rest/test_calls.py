@@ -259,8 +259,3 @@ def test_a_subscription_is_created_moved_skipped_and_deleted(broker: AdminBroker
         broker.ask("DELETE", BILLING),
     ):
         assert (answer.status, answer.error) == (404, "subscription-not-found")
-
-
-def test_a_queue_subscription_is_not_there_yet(broker: AdminBroker, orders: str) -> None:
-    answer = broker.ask("PUT", f"{BILLING}?kind=queue")
-    assert (answer.status, answer.error) == (501, "not-available")

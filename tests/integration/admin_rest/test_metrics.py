@@ -93,7 +93,7 @@ UNITS = ("_seconds", "_bytes", "_records", "_ratio", "_info", "_offset")
 COUNTS = {"braid_ready", "braid_topics", "braid_segments_served", "braid_segments_unavailable", "braid_connections",
           "braid_subscription_consumers", "braid_subscription_idle_consumers", "braid_metrics_omitted_series",
           "braid_cluster_leader", "braid_cluster_segments_waiting", "braid_replicas_out_of_sync",
-          "braid_segments_under_replicated"}  # fmt: skip
+          "braid_segments_under_replicated", "braid_queue_consumers"}  # fmt: skip
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])

@@ -13,7 +13,15 @@ from typing import Final
 
 import msgspec
 
-from braid.broker.admin.segment_stats import Rates, SegmentStatistics, TopicCounts, segment_statistics, topic_counts
+from braid.broker.admin.segment_stats import (
+    QueueStatistics,
+    Rates,
+    SegmentStatistics,
+    TopicCounts,
+    queue_statistics,
+    segment_statistics,
+    topic_counts,
+)
 from braid.broker.groups.controllers import Controllers
 from braid.broker.groups.group import ConsumerStatus
 from braid.broker.groups.groups import Groups
@@ -53,6 +61,8 @@ class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
     """By segment and subscription: when its cursor last moved. Earlier versions do not tell."""
     held_bytes: dict[SegmentId, dict[str, int]] = {}
     """By segment and subscription: bytes that retention keeps for it alone."""
+    queues: dict[SegmentId, dict[str, QueueStatistics]] = {}
+    """By segment and subscription, of those that are queues."""
 
 
 class Unavailable(msgspec.Struct, frozen=True):
@@ -81,6 +91,8 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     unavailable: dict[SegmentId, Unavailable]
     replicas: dict[SegmentId, tuple[str, ...]] = {}
     """The brokers with copies of segments that are replicated."""
+    queues: dict[SegmentId, dict[str, QueueStatistics]] = {}
+    """By segment and subscription, of those that are queues."""
 
     def connected(self, subscription: str | None = None) -> list[str]:
         """The names of the connected consumers, of one subscription or of all."""
@@ -108,10 +120,21 @@ class TopicReport(msgspec.Struct, frozen=True, kw_only=True):
     def progress(self, subscription: str) -> dict[SegmentId, Progress]:
         """In the segments whose owners answered."""
         return {
-            segment: Progress(cursors[subscription], ends.earliest_offset, ends.end_offset)
+            segment: Progress(
+                cursors[subscription], ends.earliest_offset, ends.end_offset, self._unsettled(segment, subscription)
+            )
             for segment, ends in sorted(self.segments.items())
             if subscription in (cursors := self.cursors[segment])
         }
+
+    def queue(self, subscription: str) -> dict[SegmentId, QueueStatistics]:
+        """Of a subscription that is a queue, in the segments whose owners answered."""
+        found = ((segment, queues.get(subscription)) for segment, queues in sorted(self.queues.items()))
+        return {segment: each for segment, each in found if each is not None}
+
+    def _unsettled(self, segment: SegmentId, subscription: str) -> int | None:
+        found = self.queues.get(segment, {}).get(subscription)
+        return found.unsettled if found is not None else None
 
 
 class Reports:
@@ -159,7 +182,9 @@ class Reports:
         cursors: dict[SegmentId, dict[str, Offset]] = {}
         consumers: dict[str, dict[str, ConsumerStatus]] = {}
         positions: dict[str, dict[SegmentId, int]] = {}
+        queues: dict[SegmentId, dict[str, QueueStatistics]] = {}
         for report in reports:
+            queues |= report.queues
             segments |= report.segments
             cursors |= report.cursors
             consumers |= report.consumers
@@ -183,8 +208,9 @@ class Reports:
             segments=segments,
             cursors=cursors,
             counts=counts,
-            consumers=consumers,
+            consumers=consumers | consumers_of_queues(queues),
             positions=positions,
+            queues=queues,
             moved_at=moved_at,
             held_bytes=held_bytes,
             sealed=frozenset(segment for segment, info in found.layout.segments.items() if not info.is_active),
@@ -200,7 +226,7 @@ class Reports:
     async def _of_broker(self, broker_id: str, topic: TopicName, topic_id: int) -> OwnerReport | str:
         """Its report, or why there is none."""
         if broker_id == self._broker_id:
-            return self._own(topic)
+            return await self._own(topic)
         if not self._members.is_live(broker_id):
             return f"its owner {broker_id} is down"
         about = {"topic": topic.path, "topic_id": topic_id}
@@ -214,10 +240,11 @@ class Reports:
         topic = TopicName.parse(arguments["topic"])
         if self._topics.get(topic.path).id != arguments["topic_id"]:
             raise TopicNotFound(f"topic {topic} was deleted and created again")
-        return self._own(topic)
+        return await self._own(topic)
 
-    def _own(self, topic: TopicName) -> OwnerReport:
-        owned = self._segments.of_topic(topic.path)
+    async def _own(self, topic: TopicName) -> OwnerReport:
+        queues = {each.name.id: await queue_statistics(each) for each in self._segments.of_topic(topic.path)}
+        owned = self._segments.of_topic(topic.path)  # All that follows is of one moment.
         return OwnerReport(
             segments=segment_statistics(self._broker_id, self._segments, topic, self._rates),
             cursors={each.name.id: each.cursors.all() for each in owned},
@@ -226,12 +253,28 @@ class Reports:
             counts=topic_counts(self._metrics, topic),
             consumers=self._groups.of_topic(topic.path),
             positions=self._groups.positions(topic.path),
+            queues={segment: found for segment, found in queues.items() if found},
             absent={
                 SegmentId(segment_id): str(error)
                 for (path, segment_id), error in self._segments.absent().items()
                 if path == topic.path
             },
         )
+
+
+def consumers_of_queues(
+    queues: Mapping[SegmentId, Mapping[str, QueueStatistics]],
+) -> dict[str, dict[str, ConsumerStatus]]:
+    """Return the consumers of queues by subscription and name. Only owners know them: queues have no groups."""
+    attached: dict[str, dict[str, list[int]]] = {}
+    for segment, found in sorted(queues.items()):
+        for subscription, queue in found.items():
+            for consumer in dict.fromkeys(queue.consumers):
+                attached.setdefault(subscription, {}).setdefault(consumer, []).append(segment)
+    return {
+        subscription: {name: ConsumerStatus(tuple(segments), connected=True) for name, segments in sorted(each.items())}
+        for subscription, each in attached.items()
+    }
 
 
 def why_unavailable(

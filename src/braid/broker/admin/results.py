@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from braid.broker.admin.reports import TopicReport, Unavailable
-from braid.broker.admin.segment_stats import SegmentStatistics, TopicCounts
+from braid.broker.admin.segment_stats import QueueStatistics, SegmentStatistics, TopicCounts
 from braid.broker.groups.group import ConsumerStatus
 from braid.cluster.balancing.plan import BalancePlan, Proposed, Remark
 from braid.model.cluster import Registration
@@ -23,7 +23,7 @@ from braid.model.layout import HashRange, SegmentInfo, SegmentState
 from braid.model.load import LoadReport
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership
-from braid.model.subscription import Subscription, SubscriptionKind, group_name, is_group
+from braid.model.subscription import QueuePolicies, Subscription, SubscriptionKind, group_name, is_group
 from braid.model.topic import Topic, TopicPolicies
 from braid.model.transition import TransitionStep
 from braid.wire.operations import ENDED, SegmentRoute, TopicRoute
@@ -294,11 +294,42 @@ class SubscriptionProgress(Struct, frozen=True):
     end: Offset
     backlog: int
     drained: Annotated[bool, Meta(description="Whether the segment is sealed and all of it is consumed.")] = False
+    queue: Annotated[QueueStatistics | None, Meta(description="Of a queue; null if it is none.")] = None
 
 
 class UnavailableSegment(Struct, frozen=True):
     owner: Annotated[str | None, Meta(description="The broker that has it, if one does.")]
     reason: str
+
+
+class QueueDescription(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Of all segments whose owners answered. `segments` of the subscription has each of them."""
+
+    ready: int
+    leased: int
+    delayed: int
+    dead_lettered: Annotated[
+        int, Meta(description="Since the segments' owners opened them: a restart or a move begins again at 0.")
+    ]
+    oldest_at: Annotated[
+        Micros | None,
+        Meta(description="When the oldest unsettled message was published; null: none is, as far as known."),
+    ]
+    blocked: Annotated[dict[SegmentId, str], Meta(description="Why segments hand out no new messages.")]
+    policies: QueuePolicies
+
+    @classmethod
+    def of(cls, policies: QueuePolicies, found: Mapping[SegmentId, QueueStatistics]) -> QueueDescription:
+        known = found.values()
+        return cls(
+            ready=sum(each.ready for each in known),
+            leased=sum(each.leased for each in known),
+            delayed=sum(each.delayed for each in known),
+            dead_lettered=sum(each.dead_lettered for each in known),
+            oldest_at=min((each.oldest_at for each in known if each.oldest_at is not None), default=None),
+            blocked={segment: each.blocked for segment, each in found.items() if each.blocked},
+            policies=policies,
+        )
 
 
 class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -322,6 +353,7 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
     unreadable: Annotated[
         str | None, Meta(description="Why its record cannot be read, so that no consumer can join; null if it can.")
     ] = None
+    queue: Annotated[QueueDescription | None, Meta(description="Of a queue; null if it is none.")] = None
 
     @classmethod
     def of(
@@ -330,6 +362,7 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
         """What metadata says of it, with what the segments' owners and the topic's controller know."""
         record = subscription if isinstance(subscription, Subscription) else None
         progress, drained = report.progress(name), report.drained.get(name, frozenset())
+        queue = report.queue(name) if record is not None and record.kind is SubscriptionKind.QUEUE else {}
         return cls(
             name=name,
             kind=record.kind if record is not None else None,
@@ -338,7 +371,9 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
             held_bytes=report.held_bytes.get(name, 0),
             backlog=sum(each.backlog for each in progress.values()),
             segments={
-                segment: SubscriptionProgress(each.offset, each.earliest, each.end, each.backlog, segment in drained)
+                segment: SubscriptionProgress(
+                    each.offset, each.earliest, each.end, each.backlog, segment in drained, queue.get(segment)
+                )
                 for segment, each in progress.items()
             },
             unavailable={
@@ -348,6 +383,9 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
             consumers=report.consumers.get(name, {}),
             undrained=report.undrained(name),
             unreadable=str(subscription) if record is None else None,
+            queue=QueueDescription.of(record.queue, queue)
+            if record is not None and record.kind is SubscriptionKind.QUEUE
+            else None,
         )
 
 

@@ -6,17 +6,22 @@ These are the questions that a segment's owner answers from its own memory, with
 
     segment_statistics  offsets and size of the segments that it serves
     topic_counts        what it has published and delivered of a topic since it started
+
+One answer may need a disk: how old the oldest message of a queue is, if no consumer has fetched it lately.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from braid.broker.metrics import BrokerMetrics, TopicMetrics
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.cluster.load_reports import MeasuredRates
+from braid.model.errors import BraidError
 from braid.model.ids import Epoch, Offset, SegmentId
 from braid.model.layout import HashRange
 from braid.model.load import KeyHashLoad
@@ -54,6 +59,30 @@ class TopicCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     delivered_bytes: int
 
 
+class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the owner of a segment knows of a queue there."""
+
+    ready: Annotated[int, Meta(description="Messages that the next consumer gets.")]
+    leased: Annotated[int, Meta(description="Messages that consumers have, and have not settled.")]
+    delayed: Annotated[int, Meta(description="Messages that wait for their time: after a nack, or as published.")]
+    dead_lettered: Annotated[
+        int, Meta(description="Messages that went to the dead-letter topic since the segment's owner opened it.")
+    ]
+    oldest_at: Annotated[
+        int | None,
+        Meta(
+            description="When the oldest unsettled message was published, by its batch: microseconds since 1970. Null: "
+            "there is none, or it is not known."
+        ),
+    ]
+    consumers: Annotated[tuple[str, ...], Meta(description="Those that are attached to the segment.")]
+    blocked: Annotated[str, Meta(description="Why no new messages are handed out; empty: they are.")]
+
+    @property
+    def unsettled(self) -> int:
+        return self.ready + self.leased + self.delayed
+
+
 Rates = Callable[[str, SegmentId], MeasuredRates]
 """Of a segment of a topic's path."""
 
@@ -81,6 +110,41 @@ def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStat
         hot_key_hashes=hot.hottest if hot is not None else None,
         hot_key_share=round(hot.hottest_share, 3) if hot is not None else None,
     )
+
+
+async def queue_statistics(segment: OwnedSegment) -> dict[str, QueueStatistics]:
+    """Of the segment's queues, by subscription."""
+    found: dict[str, QueueStatistics] = {}
+    for name, counts in segment.queues.counts().items():
+        oldest_us = counts.oldest_us
+        if not oldest_us and counts.ready + counts.leased + counts.delayed:
+            oldest_us = await _written_at(segment, segment.cursors.offset(name))
+        found[name] = QueueStatistics(
+            ready=counts.ready,
+            leased=counts.leased,
+            delayed=counts.delayed,
+            dead_lettered=counts.dead_lettered,
+            oldest_at=oldest_us or None,
+            consumers=counts.consumers,
+            blocked=counts.blocked,
+        )
+    return found
+
+
+async def _written_at(segment: OwnedSegment, offset: Offset | None) -> int:
+    """Return the time of the batch at this offset; 0 if there is none, or if it cannot be read."""
+    if offset is None:
+        return 0
+    try:
+        batches = await segment.storage.reader(max(offset, segment.earliest)).read_available(1)
+    except BraidError:
+        return 0
+    return batches[0].header.min_timestamp if batches else 0
+
+
+def unsettled(segment: OwnedSegment) -> dict[str, int]:
+    """Return the number of messages that queues have not settled, by subscription."""
+    return {name: each.ready + each.leased + each.delayed for name, each in segment.queues.counts().items()}
 
 
 def hot_key(segment: OwnedSegment) -> KeyHashLoad | None:

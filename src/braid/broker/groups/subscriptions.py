@@ -97,10 +97,14 @@ class Progress(msgspec.Struct, frozen=True):
     offset: Offset
     earliest: Offset
     end: Offset
+    unsettled: int | None = None
+    """Of a queue, which settles messages in any order; None: everything below the offset is consumed, and no more."""
 
     @property
     def backlog(self) -> int:
         """The number of records that are still to be consumed, without those that retention has deleted."""
+        if self.unsettled is not None:
+            return min(self.unsettled, self.end - self.earliest)
         return max(self.end - max(self.offset, self.earliest), 0)
 
 

@@ -90,6 +90,12 @@ class QueueCounts(NamedTuple):
     consumers: tuple[str, ...]
     blocked: str
     """Why no new messages are handed out; empty: they are."""
+    delivered: int
+    """Since the owner opened the segment, like the next two."""
+    redelivered: int
+    """Of these, messages that were delivered before."""
+    dead_lettered: int
+    """Dead letters that their consumers have settled: these are in the dead-letter topic."""
 
 
 class SegmentQueue:
@@ -143,6 +149,9 @@ class SegmentQueue:
         self._reading: asyncio.Task[None] | None = None
         self._oldest: tuple[int, int] = (-1, 0)
         """The oldest unsettled offset whose time is known, and the time."""
+        self._dead: set[int] = set()
+        """Messages that were handed out as dead letters and are not settled."""
+        self._delivered = self._redelivered = self._dead_lettered = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self.on_events: list[Callable[[int, QueueEvents | QueueSnapshot], None]] = []
@@ -185,6 +194,10 @@ class SegmentQueue:
             refused = self._state.ack(start, stop, lease)
             stale += refused
             settled += without(start, stop, refused)
+            if self._dead:
+                buried = self._dead.intersection(range(start, stop)).difference(refused)
+                self._dead_lettered += len(buried)
+                self._dead -= buried
         for offset, lease, delay_us, seen, reason in answer.nacks:
             not_before = now + min(max(delay_us, 0), MAX_DELAY_US)
             outcome, event = self._state.nack(offset, lease, not_before, seen=seen, reason=reason[:MAX_REASON_CHARS])
@@ -228,6 +241,7 @@ class SegmentQueue:
         self.placement = self._cursors.placement(self.subscription)
         self._state = QueueState(QueueImage(self.placement, offset).settled, first_lease=self._state.next_lease)
         self._bases.clear()
+        self._dead.clear()
         self._begin_journal()
         self.pump()
 
@@ -244,6 +258,9 @@ class SegmentQueue:
             oldest_us=self._oldest[1] if self._oldest[0] == base < end else 0,
             consumers=tuple(sorted(channel.consumer for channel in self._channels.values())),
             blocked=self._state.blocked,
+            delivered=self._delivered,
+            redelivered=self._redelivered,
+            dead_lettered=self._dead_lettered,
         )
 
     def snapshot(self) -> QueueSnapshot:
@@ -335,12 +352,20 @@ class SegmentQueue:
         if not handed:
             return False
         channel.send(batch, handed, settings.max_deliveries, self._storage.log.confirmed.value)
-        self._metrics.delivered_records += sum(each.end - each.start for each in handed)
+        count = sum(each.end - each.start for each in handed)
+        self._metrics.delivered_records += count
+        self._delivered += count
+        for each in handed:
+            if each.deliveries:
+                self._redelivered += each.end - each.start
+                if 0 < settings.max_deliveries <= each.deliveries:
+                    self._dead.update(range(each.start, each.end))
         return True
 
     def _expire_messages(self, start: int, end: int) -> None:
         """Settle messages that nobody is to have any more."""
         self._state.settle(start, end)
+        self._dead = {each for each in self._dead if not start <= each < end}
         self._note(QueueEvents(((start, end),)))
 
     def _find(self, offset: Offset) -> StoredBatch | None:
