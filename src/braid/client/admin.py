@@ -421,6 +421,14 @@ class Admin:
             arguments["count"] = count
         return await self._place("skip_subscription", arguments, relative=count is not None)
 
+    async def redrive(self, topic: str, subscription: str, *, to: str | None = None, count: int | None = None) -> Json:
+        """Publish the dead letters of a queue again, at most `count`: to its topic, where all subscriptions get them,
+        or to another one. Returns how many. They stay in the dead-letter topic, and another call does not publish them
+        once more: a subscription there remembers them."""
+        from braid.client.redrive import redrive  # Needs Arrow.
+
+        return await redrive(self._client, topic, subscription, to=to, count=count)
+
     async def _place(self, call: str, arguments: Json, *, relative: bool = False) -> Json:
         """Set a subscription to another place, from its present one. If another program sets it meanwhile, this begins
         again. A `relative` change begins again only if it certainly was not carried out before."""

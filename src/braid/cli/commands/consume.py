@@ -2,10 +2,10 @@
 
 Without a subscription, the command reads with a checkpoint consumer: it leaves nothing on the brokers.
 
-With a subscription, the command acks exactly the records that it printed; stdout_writer.py defines what counts as
-printed. The acks follow a few milliseconds later, and the command ends only when they are stored. Records that arrived
-but were not printed stay with the subscription. After an interrupt, or when the reader closes the pipe, the command
-does not wait for lost brokers.
+With a subscription, a queue or not, the command acks exactly the records that it printed; stdout_writer.py defines
+what counts as printed. The acks follow a few milliseconds later, and the command ends only when they are stored.
+Records that arrived but were not printed stay with the subscription. After an interrupt, or when the reader closes the
+pipe, the command does not wait for lost brokers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from braid.cli.commands.readings import Reading, looking, subscribed
+from braid.cli.commands.readings import Ack, Delivered, Reading, looking, queued, subscribed
 from braid.cli.target import Target, with_target
 from braid.cli.terminal.output import json_option, print_error
 from braid.cli.terminal.record_lines import Format, column_lines, json_lines, value_lines
 from braid.cli.terminal.start_point import START, StartPoint
-from braid.model.errors import BraidError, TopicNotFound
+from braid.model.errors import BraidError, SubscriptionKindConflict, TopicNotFound
 from braid.model.names import TopicName
 from braid.model.subscription import DEFAULT_START
 from braid.ports.allocator import keep_freed_memory
@@ -33,7 +33,6 @@ from braid.ports.allocator import keep_freed_memory
 if TYPE_CHECKING:
     from braid.cli.terminal.stdout_writer import Printer
     from braid.client.client import Client
-    from braid.client.consuming.delivery import ReceivedBatch
 
 IDLE_S: Final = 0.25
 """After this long without a record, ask the broker whether other consumers of the subscription are at the end."""
@@ -52,7 +51,9 @@ LOOK_S: Final = 0.01
     metavar="NAME",
     help="Remembers the position; created if absent. Without it, the command only looks and leaves nothing behind.",
 )
-@click.option("--queue", is_flag=True, help="Share all segments with other consumers, in no order.")
+@click.option(
+    "--queue", is_flag=True, help="Consume a queue subscription: messages one by one, in no order, beside others."
+)
 @click.option(
     "--from",
     "start",
@@ -93,30 +94,38 @@ def consume(
     only looks. With -s it acks printed records, so the next run continues after them. In a pipe, a record is printed
     when the reader has taken it.
 
+    With --queue, the subscription is a queue. The command shares the messages with all other consumers, and stops when
+    none is ready: messages that others have, or that wait for their time, stay.
+
     --json prints one object per record: key, value, timestamp, segment, offset, headers. A key or value that is no
-    UTF-8 becomes keyBase64 or valueBase64.
+    UTF-8 becomes keyBase64 or valueBase64. A message of a queue also has its redeliveryCount.
 
     \b
     Examples:
       braid consume orders --from -1h --count 10
       braid consume orders --segment 0 --from 1500 --key
       braid consume orders -s billing --follow --json | jq .value
+      braid consume orders -s mailer --queue --count 10
       braid consume orders --json | braid produce orders2 --json
     """
     _check_usage(subscription, start, segments, queue=queue)
     if as_json and (key or headers or key_separator is not None):
         raise click.UsageError("--json and --key, --headers or --key-separator are two formats; choose one")
     run = _ConsumeRun(
-        _format(key, headers, key_separator, as_json=as_json), count, follow=follow, acks=subscription is not None
+        _format(key, headers, key_separator, as_json=as_json),
+        count,
+        follow=follow,
+        acks=subscription is not None,
+        queue=queue,
     )
     keep_freed_memory()
 
     def opened(client: Client) -> AbstractAsyncContextManager[Reading]:
         if subscription is None:
             return looking(client, topic, start, segments)
-        if queue:
-            client.queue_consumer(topic, subscription)
         assert isinstance(start, str)
+        if queue:
+            return queued(client, topic, subscription, start, count)
         return subscribed(client, topic, subscription, start)
 
     return asyncio.run(run.run(target, topic, opened))
@@ -149,15 +158,15 @@ class _Printed(NamedTuple):
     """The position of the first line in the whole output, in bytes."""
     ends: int
     lines: list[bytes]
-    segment: int
-    first_offset: int
+    ack: Ack
 
 
 class _ConsumeRun:
-    def __init__(self, formatted: Format, count: int | None, *, follow: bool, acks: bool) -> None:
+    def __init__(self, formatted: Format, count: int | None, *, follow: bool, acks: bool, queue: bool) -> None:
         self._format = formatted
         self._acks = acks
         """Whether printed records are acked, and the command waits until that is stored."""
+        self._queue = queue
         self._left = count
         self._follow = follow
         self._ends: dict[int, int] = {}
@@ -183,7 +192,11 @@ class _ConsumeRun:
                 if not self._follow:
                     self._ends = await reading.ends()
                 printing = asyncio.ensure_future(self._print(reading, printer))
-                await self._until_done(printing, client, reading, printer)
+                await self._until_done(printing, client, printer)
+        except SubscriptionKindConflict as error:
+            raise SubscriptionKindConflict(
+                f"{error}, or {'leave --queue out' if self._queue else 'add --queue'}"
+            ) from error
         except TopicNotFound as error:
             path = TopicName.parse(topic).path
             raise TopicNotFound(f"topic {path} does not exist; create it with `braid topic create {topic}`") from error
@@ -205,9 +218,7 @@ class _ConsumeRun:
         print_error("no broker answers to store what was acked: records that were printed may come again")
         os._exit(128 + self._signal if self._signal else 1)
 
-    async def _until_done(
-        self, printing: asyncio.Task[None], client: Client, reading: Reading, printer: Printer
-    ) -> None:
+    async def _until_done(self, printing: asyncio.Task[None], client: Client, printer: Printer) -> None:
         """Ack printed records until printing ends: by itself, by a signal, or because the reader closed the pipe."""
         stopped = asyncio.get_running_loop().create_future()
         self._stop_on_signals(stopped, client)
@@ -217,7 +228,7 @@ class _ConsumeRun:
                 await asyncio.wait(
                     waiting, timeout=LOOK_S if self._printed else IDLE_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                self._ack(reading, printer.printed())
+                self._ack(printer.printed())
             if printer.closed.done():
                 raise BrokenPipeError
             if printing.done():
@@ -233,11 +244,11 @@ class _ConsumeRun:
             await asyncio.wait([printing])
             if printer.closed.done():
                 await printer.settle()
-            self._ack(reading, printer.printed(), last=True)
+            self._ack(printer.printed(), last=True)
 
     async def _print(self, reading: Reading, printer: Printer) -> None:
         while self._left != 0 and (self._follow or self._ends):
-            batch = await reading.consumer.receive_batch(timeout=None if self._follow else IDLE_S)
+            batch = await reading.receive(None if self._follow else IDLE_S, self._left)
             if batch is None:
                 await reading.on_idle(self._ends)
                 continue
@@ -246,13 +257,12 @@ class _ConsumeRun:
             if lines:
                 data = b"\n".join(lines) + b"\n"
                 begins, self._given_bytes = self._given_bytes, self._given_bytes + len(data)
-                offset = batch.base_offset + first
-                self._printed.append(_Printed(begins, self._given_bytes, lines, batch.segment, offset))
+                self._printed.append(_Printed(begins, self._given_bytes, lines, reading.acker(batch, first)))
                 await printer.write(data)
         while printer.printed() < self._given_bytes:  # noqa: ASYNC110 (there is no event when a reader takes bytes)
             await asyncio.sleep(LOOK_S)
 
-    def _wanted(self, batch: ReceivedBatch, first: int) -> list[bytes]:
+    def _wanted(self, batch: Delivered, first: int) -> list[bytes]:
         """Return the lines of a batch that are to be printed, from its record number `first` on."""
         until = len(batch)
         if not self._follow:
@@ -265,16 +275,16 @@ class _ConsumeRun:
             self._left -= max(until - first, 0)
         return self._format(batch)[first:until] if first < until else []
 
-    def _ack(self, reading: Reading, printed: int, *, last: bool = False) -> None:
+    def _ack(self, printed: int, *, last: bool = False) -> None:
         """Ack the records below this position of the output: whole batches, and at the end single records."""
         while self._printed and self._printed[0].ends <= printed:
             done = self._printed.popleft()
             self._acked = True
-            reading.ack(done.segment, done.first_offset + len(done.lines))
+            done.ack(len(done.lines))
         if last and self._printed:
             cut = self._printed[0]
             self._acked = True
-            reading.ack(cut.segment, cut.first_offset + whole_lines(cut.lines, printed - cut.begins))
+            cut.ack(whole_lines(cut.lines, printed - cut.begins))
 
     def _stop_on_signals(self, stopped: asyncio.Future[None], client: Client) -> None:
         """Let the first signal end the output; printed records are still acked. The second signal ends the process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +25,12 @@ from braid.cli.terminal.output import (
     print_unreadable,
     time_text,
 )
+from braid.cli.terminal.param_types import DURATION
+from braid.model.errors import TopicNotFound
 from braid.model.subscription import DEFAULT_START
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
 
 
 @click.group()
@@ -43,18 +49,70 @@ def subscription() -> None:
     show_default=True,
     help="Where it begins: at the first stored record, or at the records that are published from now on.",
 )
+@click.option(
+    "--kind",
+    type=click.Choice(["stream", "queue"]),
+    default="stream",
+    show_default=True,
+    help="stream: ordered, one consumer for each segment. queue: messages one by one, in no order, any consumers.",
+)
+@click.option(
+    "--ack-timeout", type=DURATION, metavar="TIME", help="Of a queue: deliver again what is not acked. [default: 30s]"
+)
+@click.option(
+    "--max-deliveries", type=int, metavar="N", help="Of a queue: then a message is a dead letter. [default: never]"
+)
+@click.option("--dead-letter-topic", metavar="TOPIC", help="Of a queue: where dead letters go. It must exist.")
 @json_option
 @with_target
-def create(target: Target, topic: str, name: str, start: str, as_json: bool) -> None:
+def create(
+    target: Target,
+    topic: str,
+    name: str,
+    start: str,
+    kind: str,
+    ack_timeout: int | None,
+    max_deliveries: int | None,
+    dead_letter_topic: str | None,
+    as_json: bool,
+) -> None:
     """Create a subscription before its first consumer.
 
     \b
     Examples:
       braid subscription create orders billing
       braid subscription create orders billing --from earliest
+      braid subscription create orders mailer --kind queue --ack-timeout 1m
+      braid subscription create orders mailer --kind queue --max-deliveries 5 --dead-letter-topic orders-dead
     """
-    made = ask(target, lambda client: client.admin.create_subscription(topic, name, start=start))
-    print_done(f"Created subscription {name} on {topic}, from {start}.", made, as_json=as_json)
+    policies = (ack_timeout, max_deliveries, dead_letter_topic)
+    if kind != "queue" and any(each is not None for each in policies):
+        raise click.UsageError("--ack-timeout, --max-deliveries and --dead-letter-topic need --kind queue")
+    if (max_deliveries is None) != (dead_letter_topic is None):
+        raise click.UsageError("--max-deliveries and --dead-letter-topic belong together")
+
+    async def created(client: Client) -> dict[str, Any]:
+        if dead_letter_topic is not None:
+            try:
+                await client.admin.topic(dead_letter_topic)
+            except TopicNotFound:
+                raise TopicNotFound(
+                    f"there is no topic {dead_letter_topic} for dead letters; create it with `braid topic create "
+                    f"{dead_letter_topic}`"
+                ) from None
+        return await client.admin.create_subscription(
+            topic,
+            name,
+            start=start,
+            kind=kind,
+            ack_timeout_ms=ack_timeout * 1000 if ack_timeout is not None else None,
+            max_deliveries=max_deliveries,
+            dead_letter_topic=dead_letter_topic,
+        )
+
+    made = ask(target, created)
+    what = "queue subscription" if kind == "queue" else "subscription"
+    print_done(f"Created {what} {name} on {topic}, from {start}.", made, as_json=as_json)
 
 
 @subscription.command("list")
@@ -104,7 +162,7 @@ def list_subscriptions(target: Target, topic: str, as_json: bool) -> None:
 @json_option
 @with_target
 def show(target: Target, topic: str, name: str, as_json: bool) -> None:
-    """Show the position of a subscription in each segment, and its consumers.
+    """Show the position of a subscription in each segment, and its consumers; of a queue, what its messages wait for.
 
     \b
     Examples:
@@ -121,9 +179,78 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
             ("created", f"{time_text(found['createdAt'])} ({age_text(found['createdAt'])} ago)"),
             ("last moved", f"{age_text(found.get('movedAt'))} ago"),
             ("backlog", backlog_text(found)),
+            *_queue_fields(found),
         ]
     )
     click.echo()
+    if found.get("queue") is not None:
+        _print_queue(found)
+    else:
+        _print_positions(found)
+    print_held(name, found)
+    print_undrained(name, found)
+    print_unreadable(name, found)
+    for segment, each in found["unavailable"].items():
+        click.echo(f"Segment {segment} is unavailable: {each['reason']}")
+    idle = [consumer for consumer, each in found["consumers"].items() if not each["segments"]]
+    if idle:
+        click.echo(f"\nConsumers without a segment: {', '.join(idle)}")
+
+
+def _queue_fields(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what only a queue has, as lines of `show`."""
+    queue = found.get("queue")
+    if queue is None:
+        return []
+    policies = queue["policies"]
+    dead_letters = "none"
+    if policies["maxDeliveries"]:
+        dead_letters = f"after {policies['maxDeliveries']} deliveries to {policies['deadLetterTopic']}"
+        dead_letters += f"; {count_text(queue['deadLettered'])} since its brokers opened it"
+    oldest = queue["oldestAt"]
+    return [
+        ("ready", count_text(queue["ready"])),
+        ("leased", count_text(queue["leased"])),
+        ("delayed", count_text(queue["delayed"])),
+        ("oldest", f"{time_text(oldest)} ({age_text(oldest)} ago)" if oldest else "-"),
+        ("ack timeout", f"{policies['ackTimeoutMs'] / 1000:g} s"),
+        ("dead letters", dead_letters),
+        ("consumers", ", ".join(found["consumers"]) or "none"),
+    ]
+
+
+def _print_queue(found: dict[str, Any]) -> None:
+    columns = [
+        Column("SEGMENT", right=True),
+        Column("EARLIEST", right=True),
+        Column("OFFSET", right=True),
+        Column("END", right=True),
+        Column("READY", right=True),
+        Column("LEASED", right=True),
+        Column("DELAYED", right=True),
+        Column("OLDEST", right=True),
+        Column("CONSUMERS", right=True),
+    ]
+    rows = []
+    for segment, each in found["segments"].items():
+        queue = each.get("queue") or {}  # An owner of an earlier version does not tell.
+        rows.append(
+            (
+                segment,
+                count_text(each["earliest"]),
+                count_text(each["offset"]),
+                count_text(each["end"]),
+                *(count_text(queue.get(name)) for name in ("ready", "leased", "delayed")),
+                "(drained)" if each.get("drained") else age_text(queue.get("oldestAt")),
+                count_text(len(queue.get("consumers", ()))),
+            )
+        )
+    print_table(columns, rows, empty="No segments.")
+    for segment, reason in found["queue"]["blocked"].items():
+        click.echo(f"Segment {segment} hands out no new messages: {reason}")
+
+
+def _print_positions(found: dict[str, Any]) -> None:
     holders = {str(segment): consumer for consumer, each in found["consumers"].items() for segment in each["segments"]}
     columns = [
         Column("SEGMENT", right=True),
@@ -145,14 +272,6 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
         for segment, each in found["segments"].items()
     ]
     print_table(columns, rows, empty="No segments.")
-    print_held(name, found)
-    print_undrained(name, found)
-    print_unreadable(name, found)
-    for segment, each in found["unavailable"].items():
-        click.echo(f"Segment {segment} is unavailable: {each['reason']}")
-    idle = [consumer for consumer, each in found["consumers"].items() if not each["segments"]]
-    if idle:
-        click.echo(f"\nConsumers without a segment: {', '.join(idle)}")
 
 
 @subscription.command()
@@ -225,6 +344,9 @@ def seek(
 def skip(target: Target, topic: str, name: str, segment: int | None, count: int | None, as_json: bool) -> None:
     """Mark records as consumed: the whole backlog, or the next N of one segment.
 
+    This also purges a queue: messages that consumers have, or that wait, are settled, too. In a queue, the next N are
+    counted from the oldest message that is not settled, settled ones included.
+
     \b
     Examples:
       braid subscription skip orders billing
@@ -235,6 +357,38 @@ def skip(target: Target, topic: str, name: str, segment: int | None, count: int 
     done = ask(target, lambda client: client.admin.skip(topic, name, segment=segment, count=count))
     what = "everything" if segment is None else f"{count} of segment {segment}"
     print_done(f"Subscription {name} of {topic} skipped {what}.", done, as_json=as_json)
+
+
+@subscription.command()
+@click.argument("topic")
+@click.argument("name")
+@click.option("--to", metavar="TOPIC", help="Where to publish them. [default: TOPIC, where all subscriptions get them]")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="At most N, the oldest first. [default: all]")
+@json_option
+@with_target
+def redrive(target: Target, topic: str, name: str, to: str | None, count: int | None, as_json: bool) -> None:
+    """Publish the dead letters of a queue again.
+
+    They become new records of TOPIC, without the headers of dead letters. The dead-letter topic keeps them; a
+    subscription there remembers which were published again, so the next redrive publishes only newer ones.
+
+    \b
+    Examples:
+      braid subscription redrive orders mailer --count 1      # does it work now?
+      braid subscription redrive orders mailer
+      braid subscription redrive orders mailer --to orders-retry
+    """
+    done = ask(target, lambda client: client.admin.redrive(topic, name, to=to, count=count))
+    letters = "1 dead letter" if done["redriven"] == 1 else f"{count_text(done['redriven'])} dead letters"
+    text = f"Published {letters} of subscription {name} to {done['to']}."
+    if not done["redriven"]:
+        text = f"No more dead letters of subscription {name} wait in {done['from']}."
+    print_done(text, done, as_json=as_json)
+    if done["unreadable"] and not as_json:
+        click.echo(
+            f"Left out {count_text(done['unreadable'])}, which hold batches that no consumer could decode: look at "
+            f"them with `braid consume {done['from']} --json`."
+        )
 
 
 def parse_offsets(texts: tuple[str, ...]) -> dict[int, int]:

@@ -19,17 +19,26 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from braid.model.errors import BraidError, InvalidArgument
+from braid.model.message import Message, QueueMessage
 
-if TYPE_CHECKING:
-    from braid.client.consuming.delivery import ReceivedBatch
-    from braid.model.message import Message
 
-Format = Callable[["ReceivedBatch"], list[bytes]]
+class Records(Protocol):
+    """Of one delivery, in order."""
+
+    def values(self) -> list[bytes]: ...
+
+    def messages(self) -> Sequence[Message]: ...
+
+    def columns(self, names: tuple[str, ...]) -> Any:
+        """Return an Arrow table of these columns."""
+
+
+Format = Callable[[Records], list[bytes]]
 
 _MAX_QUOTED: Final = 200
 """How many characters of a bad line an error repeats."""
@@ -38,19 +47,19 @@ _MAX_QUOTED: Final = 200
 # Printing.
 
 
-def value_lines(batch: ReceivedBatch) -> list[bytes]:
+def value_lines(batch: Records) -> list[bytes]:
     return batch.values()
 
 
 def column_lines(separator: bytes, *, headers: bool, key: bool) -> Format:
     """Make lines of the value, after the key and the headers if they are wanted. Headers are NAME=VALUE,NAME=VALUE."""
 
-    def keyed(batch: ReceivedBatch) -> list[bytes]:  # Faster: it makes no objects.
+    def keyed(batch: Records) -> list[bytes]:  # Faster: it makes no objects.
         columns = batch.columns(("key", "value"))
         pairs = zip(columns.column(0).to_pylist(), columns.column(1).to_pylist())
         return [(found or b"") + separator + value for found, value in pairs]
 
-    def full(batch: ReceivedBatch) -> list[bytes]:
+    def full(batch: Records) -> list[bytes]:
         return [separator.join((*_before_value(message), message.value)) for message in batch.messages()]
 
     def _before_value(message: Message) -> list[bytes]:
@@ -60,7 +69,7 @@ def column_lines(separator: bytes, *, headers: bool, key: bool) -> Format:
     return full if headers else keyed
 
 
-def json_lines(batch: ReceivedBatch) -> list[bytes]:
+def json_lines(batch: Records) -> list[bytes]:
     encode = msgspec.json.Encoder().encode
     return [encode(record_object(message)) for message in batch.messages()]
 
@@ -77,6 +86,8 @@ def record_object(message: Message) -> dict[str, Any]:
         "headers": {name: text for name, text in headers.items() if text is not None},
     }
     binary = {name: _base64(message.headers[name]) for name, text in headers.items() if text is None}
+    if isinstance(message, QueueMessage):
+        shown["redeliveryCount"] = message.redelivery_count
     return {**shown, "headersBase64": binary} if binary else shown
 
 
