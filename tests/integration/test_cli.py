@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -115,20 +115,6 @@ def test_brokers_are_listed(url: str) -> None:
     address = url.removeprefix("braid://")
     assert re.search(rf"^broker-1 +active +{address} ", run(url, "broker", "list"), flags=re.MULTILINE)
     assert [each["id"] for each in ask(url, "broker", "list")] == ["broker-1"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("consume", "TOPIC", "-s", "s", "--queue"),
-    ],
-    ids=" ".join,
-)
-def test_what_comes_later_says_so_in_one_line(url: str, topic: str, arguments: Sequence[str]) -> None:
-    said = run(url, *(topic if each == "TOPIC" else each for each in arguments), code=1)
-    assert said.startswith("braid: ")
-    assert re.search("not in this version|in a later version", said)
-    assert said.count("\n") == 1
 
 
 def test_the_replicas_of_a_topic_are_shown_and_checked(url: str, topic: str) -> None:
