@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from braid import sync
+from braid.admin.metrics import _read_topic, _TopicRow
+from braid.broker.segments.owned_segment import OwnedSegment
 from tests.kits.admin import TOPICS, AdminBroker
 from tests.kits.admin_rest import BILLING, publish
 from tests.kits.waiting import wait_until
@@ -23,6 +27,10 @@ def measured(broker: AdminBroker, topic: str) -> dict[str, float]:
                 name = sample.name.removeprefix("braid_")
                 found[name] = found.get(name, 0) + sample.value
     return found
+
+
+async def _read(broker: AdminBroker, topic: str, segments: Sequence[OwnedSegment]) -> _TopicRow:
+    return _read_topic(broker.broker, topic, segments)
 
 
 def test_a_queue_is_created_shown_and_measured(broker: AdminBroker, orders: str) -> None:
@@ -59,6 +67,10 @@ def test_a_queue_is_created_shown_and_measured(broker: AdminBroker, orders: str)
             assert numbers["queue_deliver_records_total"] >= 4
             assert numbers["queue_delayed_records"] == 1
             assert "subscription_consumers" not in numbers
+            text = broker.ask("GET", "/metrics").body.decode()
+            segments = broker.broker.segments.of_topic(orders)
+            row = broker.run(_read(broker, orders, segments))
+            assert text.count(f'topic="{orders}"') == row.series, "all of them count for the bound"
         wait_until(lambda: not broker.ask("GET", BILLING).json["consumers"], "nobody is connected")
         assert broker.ask("POST", f"{BILLING}/skip-all").status == 204
         assert broker.ask("GET", BILLING).json["backlog"] == 0
