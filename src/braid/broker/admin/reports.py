@@ -7,6 +7,7 @@ nothing: its segments are named as unavailable, with the owner and what is wrong
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
@@ -43,6 +44,8 @@ from braid.ports.tasks import all_of
 from braid.wire.operations import ENDED
 
 ANSWER_S: Final = 2.0
+OLDEST_S: Final = 0.5
+"""For reading how old the oldest messages of queues are. Whoever asks must get the rest in time."""
 
 
 class OwnerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +246,8 @@ class Reports:
         return await self._own(topic)
 
     async def _own(self, topic: TopicName) -> OwnerReport:
-        queues = {each.name.id: await queue_statistics(each) for each in self._segments.of_topic(topic.path)}
+        deadline = asyncio.get_running_loop().time() + OLDEST_S
+        queues = {each.name.id: await queue_statistics(each, deadline) for each in self._segments.of_topic(topic.path)}
         owned = self._segments.of_topic(topic.path)  # All that follows is of one moment.
         return OwnerReport(
             segments=segment_statistics(self._broker_id, self._segments, topic, self._rates),

@@ -12,6 +12,7 @@ One answer may need a disk: how old the oldest message of a queue is, if no cons
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated
 
@@ -112,13 +113,13 @@ def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStat
     )
 
 
-async def queue_statistics(segment: OwnedSegment) -> dict[str, QueueStatistics]:
-    """Of the segment's queues, by subscription."""
+async def queue_statistics(segment: OwnedSegment, deadline: float) -> dict[str, QueueStatistics]:
+    """Of the segment's queues, by subscription. Reads end at the deadline, by the loop's time: the rest is known."""
     found: dict[str, QueueStatistics] = {}
     for name, counts in segment.queues.counts().items():
         oldest_us = counts.oldest_us
         if not oldest_us and counts.ready + counts.leased + counts.delayed:
-            oldest_us = await _written_at(segment, segment.cursors.offset(name))
+            oldest_us = await _written_at(segment, segment.cursors.offset(name), deadline)
         found[name] = QueueStatistics(
             ready=counts.ready,
             leased=counts.leased,
@@ -131,13 +132,14 @@ async def queue_statistics(segment: OwnedSegment) -> dict[str, QueueStatistics]:
     return found
 
 
-async def _written_at(segment: OwnedSegment, offset: Offset | None) -> int:
-    """Return the time of the batch at this offset; 0 if there is none, or if it cannot be read."""
+async def _written_at(segment: OwnedSegment, offset: Offset | None, deadline: float) -> int:
+    """Return the time of the batch at this offset; 0 if there is none, or if it cannot be read in time."""
     if offset is None:
         return 0
     try:
-        batches = await segment.storage.reader(max(offset, segment.earliest)).read_available(1)
-    except BraidError:
+        async with asyncio.timeout_at(deadline):
+            batches = await segment.storage.reader(max(offset, segment.earliest)).read_available(1)
+    except (BraidError, TimeoutError):
         return 0
     return batches[0].header.min_timestamp if batches else 0
 
