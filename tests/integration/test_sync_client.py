@@ -29,7 +29,7 @@ from braid.model.errors import (
     TopicExists,
     TopicNotFound,
 )
-from braid.model.message import Message, MessageId
+from braid.model.message import DELIVER_AT, EXPIRES_AT, Message, MessageId
 from tests.kits.broker import broker_in_a_thread
 
 pytestmark = pytest.mark.processes
@@ -84,6 +84,22 @@ def test_batches_and_messages_can_be_mixed(tmp_path: Path) -> None:
             message = consumer.receive(timeout=20)
             assert message is not None
             assert message.offset == 7
+
+
+def test_records_say_when_queues_deliver_them(tmp_path: Path) -> None:
+    with cluster(tmp_path) as (_, client), client.producer("orders") as producer:
+        producer.send(b"late", deliver_after=60)
+        producer.submit(b"short", headers={"trace": "a1"}, ttl=60).result(timeout=20)
+        refused = producer.submit(b"wrong", ttl=-1)
+        assert isinstance(refused.exception(timeout=20), InvalidArgument)
+        with pytest.raises(InvalidArgument, match="ttl is -1"):
+            producer.flush()
+        with client.checkpoint_consumer("orders", start="earliest") as consumer:
+            late, short = (consumer.receive(timeout=20) for _ in range(2))
+            assert late is not None
+            assert short is not None
+            assert list(late.headers) == [DELIVER_AT]
+            assert list(short.headers) == ["trace", EXPIRES_AT]
 
 
 def test_an_ack_is_stored_when_the_block_is_left(tmp_path: Path) -> None:
