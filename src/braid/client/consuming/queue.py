@@ -65,6 +65,7 @@ from braid.wire.operations import (
     encode,
     error_from,
 )
+from braid.wire.wakeup import wait_on
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -118,6 +119,8 @@ class _Feed:
         """Done when the channel is over: with the reason, or with None if nothing is left of the segment."""
         self.placement = 0
         self._lease_s = 0.0
+        self._early: list[tuple[QueueDelivery, memoryview | None]] = []
+        """Deliveries that came before the reply to QUEUE_OPEN was looked at: the lease's length stands there."""
         self._batch: ReceivedBatch | None = None
         self._messages: list[Message] = []
         self._pending: list[_Said] = []
@@ -151,7 +154,7 @@ class _Feed:
         topic = await consumer.map()
         over: asyncio.Future[BraidError | None] = asyncio.get_running_loop().create_future()
         self._over = over
-        self._batch, self._messages = None, []
+        self._batch, self._messages, self._early = None, [], []
         self._number = link.open_queue(self)
         request = QueueOpen(
             self._number,
@@ -174,6 +177,10 @@ class _Feed:
         consumer.dead_letter_topic = opened.dead_letter_topic
         self._link = link
         owner.worked()
+        early, self._early = self._early, []
+        for each in early:
+            self._take_in(*each)
+        consumer.wake(None)
         self.flush()
         return await over
 
@@ -187,6 +194,13 @@ class _Feed:
     def on_queue_delivery(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         if self._over is None or self._over.done():
             return
+        if self._link is None:
+            self._early.append((delivery, payload))
+            return
+        self._take_in(delivery, payload)
+        self._consumer.wake(self._link)
+
+    def _take_in(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         try:
             if payload is not None:
                 self._messages = []
@@ -257,9 +271,9 @@ class _Feed:
         done: asyncio.Future[None] | None = None,
     ) -> None:
         self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done))
-        if not self._flushing:
+        if not self._flushing and self._link is not None:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._link.call_at_end(self.flush)
 
     def flush(self) -> None:
         """Send what gathered."""
@@ -355,7 +369,8 @@ class QueueConsumer:
         self._client = client
         self._feeds: dict[int, _Feed] = {}
         self._buffer: deque[_Buffered] = deque()
-        self._news = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Of tasks that wait for a message, in the order in which they came."""
         self._answered = asyncio.Event()
         self._failure: BraidError | None = None
         self._ack_failure: BraidError | None = None
@@ -385,9 +400,8 @@ class QueueConsumer:
             try:
                 async with asyncio.timeout(timeout):
                     await self.start()
-                    self._news.clear()
-                    if not self._buffer:
-                        await self._news.wait()
+                    if not self._buffer and self._failure is None and not self.closed:
+                        await self._arrival()
             except BraidError:
                 raise
             except TimeoutError:
@@ -490,7 +504,7 @@ class QueueConsumer:
         self._client.forget_consumer(self)
         tasks = [self._following, self._opening, *(feed.task for feed in self._feeds.values()), *self._burying.values()]
         await cancel([task for task in tasks if task is not None])
-        self._news.set()
+        self.wake(None)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -526,8 +540,17 @@ class QueueConsumer:
                 feed.say("ack", message.offset, message.lease)
             else:
                 self._buffer.append(_Buffered(message, feed, until))
-        if self._buffer:
-            self._news.set()
+
+    def wake(self, link: Link | None) -> None:
+        """Let the tasks look again that wait for a message. While `link` hands out frames, they resume in the same
+        iteration of the loop, and what they answer leaves in it."""
+        waiting, self._waiting = [*self._waiting], {}
+        if link is not None:
+            link.wake_at_end(waiting)
+            return
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def drop_buffered(self, feed: _Feed) -> None:
         self._buffer = deque(each for each in self._buffer if each.feed is not feed)
@@ -536,7 +559,7 @@ class QueueConsumer:
         """Make receiving raise this error from now on."""
         if self._failure is None:
             self._failure = error
-            self._news.set()
+            self.wake(None)
 
     def note_failure(self, error: BraidError) -> None:
         self._ack_failure = self._ack_failure or error
@@ -617,6 +640,15 @@ class QueueConsumer:
                 return message
             feed.say("nack", message.offset, message.lease, seen=False)  # If nobody else has it, it comes again now.
         return None
+
+    async def _arrival(self) -> None:
+        """Return when messages may have come."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = None
+        try:
+            await wait_on(future)
+        finally:
+            self._waiting.pop(future, None)
 
     def _feed(self, message: QueueMessage) -> _Feed:
         self._check()
