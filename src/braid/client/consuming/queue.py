@@ -81,6 +81,8 @@ UNREADABLE_DELAY_S: Final = 10.0
 """Before a batch that cannot be decoded is delivered again."""
 MARGIN: Final = 0.9
 """Of its lease, a message may wait so long in the buffer. The broker's clock runs beside this one."""
+FIRST_SWEEP: Final = 1_000
+"""Answers that callers waited for are forgotten when there are so many, and later whenever their number has doubled."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -372,6 +374,10 @@ class QueueConsumer:
         self._waiting: dict[asyncio.Future[None], None] = {}
         """Of tasks that wait for a message, in the order in which they came."""
         self._answered = asyncio.Event()
+        self._awaited: deque[tuple[float, asyncio.Future[None]]] = deque()
+        """Answers whose callers wait, each with the loop's time at which they give up, in order."""
+        self._sweep_at = FIRST_SWEEP
+        self._giving_up: asyncio.TimerHandle | None = None
         self._failure: BraidError | None = None
         self._ack_failure: BraidError | None = None
         """The first failure of an answer that nobody waited for."""
@@ -432,7 +438,7 @@ class QueueConsumer:
     async def ack(self, message: QueueMessage) -> None:
         """Settle a message: when this returns, it is never delivered again. `AckStale` if its lease had run out and
         another consumer got it."""
-        await self._wait(self._say("ack", message))
+        await self._say("ack", message)
 
     def submit_ack(self, message: QueueMessage) -> None:
         """Settle a message without waiting. `flush` waits, and reports the first failure."""
@@ -449,13 +455,13 @@ class QueueConsumer:
         """Return a message, to be delivered again after `delay` seconds. `reason` goes with it to the dead letters."""
         if not 0 <= delay <= 366 * 86_400:
             raise InvalidArgument(f"delay is {delay} seconds; give 0 to a year")
-        await self._wait(self._say("nack", message, amount_us=int(delay * 1e6), reason=reason))
+        await self._say("nack", message, amount_us=int(delay * 1e6), reason=reason)
 
     async def extend(self, message: QueueMessage, seconds: float) -> None:
         """Keep a message for so many seconds from now. `AckStale` if another consumer has it."""
         if not 0 < seconds <= 366 * 86_400:
             raise InvalidArgument(f"seconds is {seconds}; a message can be kept for more than 0 seconds, and a year")
-        await self._wait(self._say("extend", message, amount_us=int(seconds * 1e6)))
+        await self._say("extend", message, amount_us=int(seconds * 1e6))
 
     async def flush(self) -> None:
         """Return when everything that was said is stored. Raises the first failure of a `submit_ack` since the last
@@ -505,6 +511,13 @@ class QueueConsumer:
         tasks = [self._following, self._opening, *(feed.task for feed in self._feeds.values()), *self._burying.values()]
         await cancel([task for task in tasks if task is not None])
         self.wake(None)
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        while self._awaited:
+            _, done = self._awaited.popleft()
+            if not done.done():
+                done.set_exception(closed_error(f"the consumer of {self.subscription}"))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -662,16 +675,29 @@ class QueueConsumer:
     def _say(self, kind: str, message: QueueMessage, *, amount_us: int = 0, reason: str = "") -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._feed(message).say(kind, message.offset, message.lease, amount_us=amount_us, reason=reason, done=done)
+        self._give_up_later(done)
         return done
 
-    async def _wait(self, done: asyncio.Future[None]) -> None:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                await done
-        except BraidError:
-            raise
-        except TimeoutError as error:
-            raise TimedOut(f"no broker has stored this within {self.timeout_s:g} s; it may be stored later") from error
+    # Callers that wait for an answer to be stored share one timer: a timer for each would cost as much as all the rest.
+
+    def _give_up_later(self, done: asyncio.Future[None]) -> None:
+        """Fail this with `TimedOut` if it is not done in time."""
+        if len(self._awaited) >= self._sweep_at:
+            self._awaited = deque(each for each in self._awaited if not each[1].done())
+            self._sweep_at = max(FIRST_SWEEP, 2 * len(self._awaited))
+        loop = asyncio.get_running_loop()
+        self._awaited.append((loop.time() + self.timeout_s, done))
+        if self._giving_up is None:
+            self._giving_up = loop.call_at(self._awaited[0][0], self._give_up)
+
+    def _give_up(self) -> None:
+        loop, awaited = asyncio.get_running_loop(), self._awaited
+        while awaited and (awaited[0][1].done() or awaited[0][0] <= loop.time()):
+            _, done = awaited.popleft()
+            if not done.done():
+                message = f"no broker has stored this within {self.timeout_s:g} s; it may be stored later"
+                done.set_exception(TimedOut(message))
+        self._giving_up = loop.call_at(awaited[0][0], self._give_up) if awaited else None
 
     async def _open(self) -> None:
         topic = await self.map()
