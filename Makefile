@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers bench-kafka lock clean
 
 help:
-	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; storage; Spark"
+	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; a task queue; storage; Spark"
 	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
@@ -40,6 +40,7 @@ demo: setup
 	$(BIN)/python examples/timeline.py
 	$(BIN)/python examples/split_and_merge.py
 	$(BIN)/python examples/lost_machine.py
+	$(BIN)/python examples/task_queue.py
 	$(BIN)/python examples/storage.py
 	$(BIN)/python examples/clickstream.py
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from braid.cli import main, target
-from braid.cli.bench import move, replication, scale, segments
+from braid.cli.bench import move, queue, replication, scale, segments
 from braid.cli.target import Target, ask
 from tests.kits.forked_broker import ForkedBroker
 
@@ -193,6 +193,50 @@ def test_changes_of_the_layout_are_measured_beside_moves_and_then_made_many_time
 def test_the_histories_of_bench_scale_are_those_of_the_bar() -> None:
     (option,) = [each for each in scale.scale.params if each.name == "histories"]
     assert option.default == ("10MiB", "4GiB")
+
+
+def test_queues_are_measured_beside_what_they_have_to_do(bench: Bench, tmp_path: Path) -> None:
+    load = ("--messages", "4000", "--rounds", "1", "--duration", "0.2", "--settled", "2000", "--leased", "100")
+    done = bench.run("queue", *load, "--json")
+
+    assert done.code == 0, done.err
+    answer = json.loads(done.out)
+    (result,) = answer["results"]
+    assert [(each["ack"], each["prefetch"], each["messages"]) for each in result["rates"]] == [
+        ("submit_ack", 1000, 4000),
+        ("submit_ack", 10, 1000),
+        ("ack", 1000, 400),
+        ("ack", 10, 100),
+    ]
+    assert all(min(each["perS"] + each["clientUs"]) > 0 for each in result["rates"])
+    assert 0 < result["returnedMs"]["p50"] <= result["returnedMs"]["p99"]
+    assert result["settled"] + result["leased"] == 2100
+    assert 40 <= result["ranges"] <= 50
+    assert min(result["startS"] + result["openS"]) > 0
+    assert [each["bar"] for each in answer["verdicts"].values()] == [100_000, 30_000, 20, 1, 200]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_of_queues_has_a_verdict_for_each_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = [
+        queue.QueueRate(prefetch, ack, 10, per_s, [1.0], [1.0])
+        for prefetch, ack, per_s in (
+            (1000, "submit_ack", [9e4, 2e5, 3e5]),
+            (10, "submit_ack", [2e4]),
+            (10, "ack", [1.0]),
+        )
+    ]
+    times = {"p50": 1.0, "p99": 20.0, "worst": 30.0}
+    result = queue.QueueResult(100, rates, 1000.0, times, 90, 5, 10, [1.0], [2.5], 10, 201.0)
+
+    queue.print_result(result, as_json=False)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "consume + ack, prefetch 1,000: 200,000 messages/s (within ≥ 100,000)." in lines
+    assert "consume + ack, prefetch 10: 20,000 messages/s (not within ≥ 30,000)." in lines
+    assert "nack to redelivery, p99: 20.00 ms (within ≤ 20)." in lines
+    assert "opening, the queue's part: 1.50 s (not within ≤ 1)." in lines
+    assert "memory of a leased message: 201 B (not within ≤ 200)." in lines
 
 
 def test_many_segments_are_measured(bench: Bench, tmp_path: Path) -> None:

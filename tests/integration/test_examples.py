@@ -118,6 +118,34 @@ def test_a_lost_machine_costs_no_record_and_its_replica_is_made_again(tmp_path: 
     assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
 
 
+def test_a_task_queue_does_every_task_once_and_buries_those_that_always_fail(tmp_path: Path) -> None:
+    said = run([sys.executable, str(ROOT / "examples" / "task_queue.py"), "--tasks", "60"], tmp_path)
+    assert re.search(r"finished after the signal +\d+ tasks\n +exit code +0\n", said)
+    image = said.partition("The life of image-")[2].partition("\n\n")[0]
+    for row in (
+        r"attempt 1, \w+ +.* again after 0\.1 s",
+        r"attempt 2, \w+ +.* again after 0\.2 s",
+        r"attempt 3, \w+ +done",
+    ):
+        assert re.search(row, image), row
+    charge = said.partition("The life of charge-")[2].partition("\n\n")[0]
+    assert re.search(r"attempt 4, \w+ +card \S+ has expired\n +dead letter +4 deliveries, reason: ValueError: ", charge)
+    for what, count in (("sent", "60 tasks"), ("done", "54"), ("dead letters", "6, in topic tasks-dead")):
+        assert re.search(rf"\n +{what} +{count}\n", said.partition("In the end:")[2]), what
+    for nothing in ("done twice", "lost"):
+        assert re.search(rf"{nothing} +0(\n|$)", said), nothing
+    assert "\x1b" not in said
+    assert list(tmp_path.iterdir()) == [], "the example leaves files behind"
+
+
+def test_a_worker_of_the_task_queue_that_cannot_finish_in_time_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "task_queue.py"), "--seconds", "0.01"],
+        env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "the tasks were not done within 0.01 s\n")
+
+
 README, FIRST_STEPS = ROOT / "README.md", ROOT / "docs" / "first-steps.md"
 
 

@@ -134,7 +134,7 @@ def send_again_under_new_numbers(patch: pytest.MonkeyPatch) -> None:
 
 
 def stop_without_storing_cursors(patch: pytest.MonkeyPatch) -> None:
-    async def stop(self: Cursors, states: object = None) -> None:  # noqa: ARG001
+    async def stop(self: Cursors, states: object = None) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -116,7 +116,7 @@ def assign_before_the_owner_has_sealed(patch: pytest.MonkeyPatch) -> None:
 
 
 def hand_over_without_storing_cursors(patch: pytest.MonkeyPatch) -> None:
-    async def stop(self: Cursors, states: object = None) -> None:  # noqa: ARG001
+    async def stop(self: Cursors, states: object = None) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Final
+import asyncio
+from typing import Final
 
 from braid.broker.connections.services import Services, segment_in_layout
 from braid.broker.queues.channel import QueueChannel
@@ -80,19 +80,15 @@ class QueueChannels:
         queue.attach(channel, QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries))
         return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic))
 
-    def answer(self, request: QueueAnswer) -> Coroutine[Any, Any, bytes]:
-        """Take what a consumer says about its messages. The reply waits until it is stored."""
+    def answer(self, request: QueueAnswer) -> tuple[asyncio.Future[None], bytes]:
+        """Take what a consumer says about its messages. Returns a future that is done when this is stored, and the
+        reply to send then."""
         found = self._channels.get(request.channel)
         if found is None:
             raise NotServing(f"channel {request.channel} is closed: open another one, and answer there")
         queue = found[1]
         number, stale = queue.answer(request)
-
-        async def stored() -> bytes:
-            await queue.confirmed.reached(number)
-            return encode(QueueAnswered(tuple(stale)))
-
-        return stored()
+        return queue.confirmed.reached(number), encode(QueueAnswered(tuple(stale)))
 
     def close(self, number: int) -> bool:
         """Close a channel because its consumer leaves; False if there is no such queue channel."""

@@ -509,8 +509,18 @@ class Session:
         self._answer_later(frame, self._queues.open(request, topic))
 
     def _on_queue_answer(self, frame: Frame) -> None:
-        # Taken now, in the order in which answers come; only the reply waits for disks.
-        self._answer_later(frame, self._queues.answer(decode(QueueAnswer, frame.body)))
+        # Taken now, in the order in which answers come; only the reply waits for disks. It needs no task.
+        stored, reply = self._queues.answer(decode(QueueAnswer, frame.body))
+        self._count_in(len(frame.body))
+        stored.add_done_callback(partial(self._on_queue_answer_stored, frame, reply))
+
+    def _on_queue_answer_stored(self, frame: Frame, reply: bytes, stored: asyncio.Future[None]) -> None:
+        self._count_out(len(frame.body))
+        match stored.exception():
+            case None:
+                self.connection.reply(frame, reply)
+            case BraidError() as error:
+                self._refuse(frame, error)
 
     def _on_ping(self, frame: Frame) -> None:
         self.connection.reply(frame)

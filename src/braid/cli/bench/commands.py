@@ -1,5 +1,5 @@
 """`braid bench`: measures publishing, consuming and latency on this machine. move.py and segments.py measure moves of
-segments, replication.py measures replicas, spark.py measures Spark.
+segments, queue.py measures queues, replication.py measures replicas, spark.py measures Spark.
 
 Producer and consumer run in their own processes. Without `--url` the broker does, too: `braid serve` on free ports,
 with a temporary folder that is deleted afterwards. A benchmark makes a topic with one segment, and deletes it at the
@@ -18,6 +18,7 @@ import msgspec
 
 from braid.cli.bench.machine import cpu_s, machine_facts, machine_text
 from braid.cli.bench.move import move
+from braid.cli.bench.queue import queue
 from braid.cli.bench.replication import replication
 from braid.cli.bench.scale import scale
 from braid.cli.bench.segments import segments
@@ -45,7 +46,7 @@ RECORDS_PER_CASE: Final = 2_000_000
 
 @click.group()
 def bench() -> None:
-    """Measure publishing, consuming, latency, moves and Spark.
+    """Measure publishing, consuming, queues, latency, moves and Spark.
 
     Without --url (or BRAID_URL) a broker is started for the measurement, on this machine.
     """
@@ -385,6 +386,7 @@ def _records_of(mode: Mode, size: int, tasks: int) -> int:
 
 
 bench.add_command(move)
+bench.add_command(queue)
 bench.add_command(replication)
 bench.add_command(scale)
 bench.add_command(segments)

@@ -31,6 +31,9 @@ from braid.cli.bench.workload import (
     Mode,
     ProgressReport,
     Publish,
+    QueueConsume,
+    QueueHold,
+    QueueReturn,
     Ready,
     SteadyReceive,
     SteadySend,
@@ -42,9 +45,11 @@ from braid.model.errors import BraidError
 from braid.ports.allocator import keep_freed_memory
 
 if TYPE_CHECKING:
+    from braid.client.consuming.queue import QueueConsumer
     from braid.client.consuming.stream import StreamConsumer
     from braid.client.producing.open_batch import Receipt
     from braid.client.producing.producer import Producer
+    from braid.model.message import QueueMessage
 
 SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread may keep the interpreter. Python's default of 5 ms is too long to measure latencies of 1 ms."""
@@ -61,6 +66,9 @@ SUBMIT_AHEAD: Final = 50
 """A task that submits waits for its record of 50,000 records ago, so at most this many are unconfirmed."""
 ACK_STRIDE: Final = 1_000
 START_DELAY_NS: Final = 50_000_000
+RETURN_PREFETCH: Final = 1_000
+HOLD_AHEAD: Final = 10_000
+"""Room for messages that are acked, beside those that are kept."""
 DUE: Final = struct.Struct("<Q")
 
 
@@ -315,6 +323,92 @@ async def latency_receive(work: LatencyReceive) -> Done:
         return meter.finish()
 
 
+# Queues.
+
+
+async def queue_consume(work: QueueConsume) -> Done:
+    async with (
+        work.target.connect() as client,
+        client.queue_consumer(work.topic, work.subscription, prefetch=work.prefetch) as consumer,
+    ):
+        await consumer.ack(await _received(consumer))
+        tell(Ready())
+        meter = WorkMeter(work.messages, 0)
+        if work.waits:
+
+            async def turn() -> None:
+                while meter.take(1):
+                    await consumer.ack(await _received(consumer))
+                    meter.done += 1
+
+            await asyncio.gather(*(turn() for _ in range(work.prefetch)))
+        else:
+            while meter.done < work.messages:
+                consumer.submit_ack(await _received(consumer))
+                meter.done += 1
+            await consumer.flush()
+        return meter.finish()
+
+
+async def queue_return(work: QueueReturn) -> Done:
+    """Measure from the time at which each message was due to be returned until it is here again."""
+    returned_ns: dict[int, int] = {}
+    fresh: deque[QueueMessage] = deque()
+    total = int(work.rate * work.duration_s)
+    async with (
+        work.target.connect() as client,
+        client.queue_consumer(work.topic, work.subscription, prefetch=RETURN_PREFETCH) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        while len(fresh) < RETURN_PREFETCH // 2:
+            fresh.append(await _received(consumer))
+        tell(Ready())
+        meter = WorkMeter(total, 0)
+
+        async def receive() -> None:
+            while meter.done < total:
+                message = await _received(consumer)
+                if message.redelivery_count:
+                    meter.taken_ns.append(time.monotonic_ns() - returned_ns.pop(message.offset))
+                    consumer.submit_ack(message)
+                    meter.done += 1
+                else:
+                    fresh.append(message)
+
+        receiving = tasks.create_task(receive())
+        async for due_ns in schedule(work.rate, total):
+            message = fresh.popleft()
+            returned_ns[message.offset] = due_ns
+            tasks.create_task(consumer.nack(message))
+        await receiving
+        return meter.finish()
+
+
+async def queue_hold(work: QueueHold) -> Done:
+    """Keep messages until the process is ended. Their broker may be killed meanwhile."""
+    prefetch = work.kept + (HOLD_AHEAD if work.stride > 1 else 0)
+    async with (
+        work.target.connect() as client,
+        client.queue_consumer(work.topic, work.subscription, prefetch=prefetch) as consumer,
+    ):
+        meter = WorkMeter(work.messages, 0)
+        while meter.take(1):
+            message = await _received(consumer)
+            if not work.keeps(message.offset):
+                consumer.submit_ack(message)
+            meter.done += 1
+        await consumer.flush()
+        tell(Ready())
+        await asyncio.Event().wait()
+        return meter.finish()
+
+
+async def _received(consumer: QueueConsumer) -> QueueMessage:
+    message = await consumer.receive()
+    assert message is not None
+    return message
+
+
 # The process.
 
 
@@ -332,13 +426,19 @@ async def perform(work: Work) -> Done:
             return await steady_send(work, on_ready=lambda: tell(Ready()))
         case SteadyReceive():
             return await steady_receive(work, on_ready=lambda: tell(Ready()))
+        case QueueConsume():
+            return await queue_consume(work)
+        case QueueReturn():
+            return await queue_return(work)
+        case QueueHold():
+            return await queue_hold(work)
         case _:
             assert_never(work)
 
 
 def _loop_for(work: Work) -> asyncio.SelectorEventLoop:
     # epoll waits for whole milliseconds; a sender that has to be on time needs a finer clock.
-    fine = isinstance(work, LatencySend | SteadySend)
+    fine = isinstance(work, LatencySend | SteadySend | QueueReturn)
     return asyncio.SelectorEventLoop(selectors.SelectSelector() if fine else selectors.DefaultSelector())
 
 

@@ -104,7 +104,59 @@ class SteadyReceive(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     keys: int = 1
 
 
-Work = Publish | Consume | LatencySend | LatencyReceive | SteadySend | SteadyReceive
+class QueueConsume(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Receive messages of a queue and ack each of them."""
+
+    target: Target
+    topic: str
+    subscription: str
+    messages: int
+    prefetch: int
+    waits: bool
+    """Whether `prefetch` tasks wait for each ack; otherwise one task submits its acks."""
+
+
+class QueueReturn(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Return messages of a queue on schedule, and ack them when they come again."""
+
+    target: Target
+    topic: str
+    subscription: str
+    rate: float
+    duration_s: float
+
+
+class QueueHold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Receive messages of a queue, keep some of them, ack the others, and hold on until the process is ended."""
+
+    target: Target
+    topic: str
+    subscription: str
+    messages: int
+    stride: int
+    """One message in so many is kept, so the acked ones are ranges; 1: all are kept."""
+    last: int
+    """So many messages at the end are kept, too."""
+
+    def keeps(self, number: int) -> bool:
+        return number % self.stride == 0 or number >= self.messages - self.last
+
+    @property
+    def kept(self) -> int:
+        return sum(map(self.keeps, range(self.messages)))
+
+
+Work = (
+    Publish
+    | Consume
+    | LatencySend
+    | LatencyReceive
+    | SteadySend
+    | SteadyReceive
+    | QueueConsume
+    | QueueReturn
+    | QueueHold
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

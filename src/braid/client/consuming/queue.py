@@ -65,6 +65,7 @@ from braid.wire.operations import (
     encode,
     error_from,
 )
+from braid.wire.wakeup import wait_on
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -80,6 +81,8 @@ UNREADABLE_DELAY_S: Final = 10.0
 """Before a batch that cannot be decoded is delivered again."""
 MARGIN: Final = 0.9
 """Of its lease, a message may wait so long in the buffer. The broker's clock runs beside this one."""
+FIRST_SWEEP: Final = 1_000
+"""Answers that callers waited for are forgotten when there are so many, and later whenever their number has doubled."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -118,6 +121,8 @@ class _Feed:
         """Done when the channel is over: with the reason, or with None if nothing is left of the segment."""
         self.placement = 0
         self._lease_s = 0.0
+        self._early: list[tuple[QueueDelivery, memoryview | None]] = []
+        """Deliveries that came before the reply to QUEUE_OPEN was looked at: the lease's length stands there."""
         self._batch: ReceivedBatch | None = None
         self._messages: list[Message] = []
         self._pending: list[_Said] = []
@@ -151,7 +156,7 @@ class _Feed:
         topic = await consumer.map()
         over: asyncio.Future[BraidError | None] = asyncio.get_running_loop().create_future()
         self._over = over
-        self._batch, self._messages = None, []
+        self._batch, self._messages, self._early = None, [], []
         self._number = link.open_queue(self)
         request = QueueOpen(
             self._number,
@@ -175,6 +180,10 @@ class _Feed:
         self._link = link
         owner.worked()
         consumer.return_buffered(self)
+        early, self._early = self._early, []
+        for each in early:
+            self._take_in(*each)
+        consumer.wake(None)
         self.flush()
         return await over
 
@@ -188,6 +197,13 @@ class _Feed:
     def on_queue_delivery(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         if self._over is None or self._over.done():
             return
+        if self._link is None:
+            self._early.append((delivery, payload))
+            return
+        self._take_in(delivery, payload)
+        self._consumer.wake(self._link)
+
+    def _take_in(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         try:
             if payload is not None:
                 self._messages = []
@@ -258,9 +274,9 @@ class _Feed:
         done: asyncio.Future[None] | None = None,
     ) -> None:
         self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done))
-        if not self._flushing:
+        if not self._flushing and self._link is not None:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._link.call_at_end(self.flush)
 
     def flush(self) -> None:
         """Send what gathered."""
@@ -356,8 +372,13 @@ class QueueConsumer:
         self._client = client
         self._feeds: dict[int, _Feed] = {}
         self._buffer: deque[_Buffered] = deque()
-        self._news = asyncio.Event()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Of tasks that wait for a message, in the order in which they came."""
         self._answered = asyncio.Event()
+        self._awaited: deque[tuple[float, asyncio.Future[None]]] = deque()
+        """Answers whose callers wait, each with the loop's time at which they give up, in order."""
+        self._sweep_at = FIRST_SWEEP
+        self._giving_up: asyncio.TimerHandle | None = None
         self._failure: BraidError | None = None
         self._ack_failure: BraidError | None = None
         """The first failure of an answer that nobody waited for."""
@@ -386,9 +407,8 @@ class QueueConsumer:
             try:
                 async with asyncio.timeout(timeout):
                     await self.start()
-                    self._news.clear()
-                    if not self._buffer:
-                        await self._news.wait()
+                    if not self._buffer and self._failure is None and not self.closed:
+                        await self._arrival()
             except BraidError:
                 raise
             except TimeoutError:
@@ -419,7 +439,7 @@ class QueueConsumer:
     async def ack(self, message: QueueMessage) -> None:
         """Settle a message: when this returns, it is never delivered again. `AckStale` if its lease had run out and
         another consumer got it."""
-        await self._wait(self._say("ack", message))
+        await self._say("ack", message)
 
     def submit_ack(self, message: QueueMessage) -> None:
         """Settle a message without waiting. `flush` waits, and reports the first failure."""
@@ -436,13 +456,13 @@ class QueueConsumer:
         """Return a message, to be delivered again after `delay` seconds. `reason` goes with it to the dead letters."""
         if not 0 <= delay <= 366 * 86_400:
             raise InvalidArgument(f"delay is {delay} seconds; give 0 to a year")
-        await self._wait(self._say("nack", message, amount_us=int(delay * 1e6), reason=reason))
+        await self._say("nack", message, amount_us=int(delay * 1e6), reason=reason)
 
     async def extend(self, message: QueueMessage, seconds: float) -> None:
         """Keep a message for so many seconds from now. `AckStale` if another consumer has it."""
         if not 0 < seconds <= 366 * 86_400:
             raise InvalidArgument(f"seconds is {seconds}; a message can be kept for more than 0 seconds, and a year")
-        await self._wait(self._say("extend", message, amount_us=int(seconds * 1e6)))
+        await self._say("extend", message, amount_us=int(seconds * 1e6))
 
     async def flush(self) -> None:
         """Return when everything that was said is stored. Raises the first failure of a `submit_ack` since the last
@@ -491,7 +511,14 @@ class QueueConsumer:
         self._client.forget_consumer(self)
         tasks = [self._following, self._opening, *(feed.task for feed in self._feeds.values()), *self._burying.values()]
         await cancel([task for task in tasks if task is not None])
-        self._news.set()
+        self.wake(None)
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        while self._awaited:
+            _, done = self._awaited.popleft()
+            if not done.done():
+                done.set_exception(closed_error(f"the consumer of {self.subscription}"))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -527,8 +554,17 @@ class QueueConsumer:
                 feed.say("ack", message.offset, message.lease)
             else:
                 self._buffer.append(_Buffered(message, feed, until))
-        if self._buffer:
-            self._news.set()
+
+    def wake(self, link: Link | None) -> None:
+        """Let the tasks look again that wait for a message. While `link` hands out frames, they resume in the same
+        iteration of the loop, and what they answer leaves in it."""
+        waiting, self._waiting = [*self._waiting], {}
+        if link is not None:
+            link.wake_at_end(waiting)
+            return
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def return_buffered(self, feed: _Feed) -> None:
         """Return what no program has seen: another owner would hand it out again, and it would be here twice."""
@@ -544,7 +580,7 @@ class QueueConsumer:
         """Make receiving raise this error from now on."""
         if self._failure is None:
             self._failure = error
-            self._news.set()
+            self.wake(None)
 
     def note_failure(self, error: BraidError) -> None:
         self._ack_failure = self._ack_failure or error
@@ -626,6 +662,15 @@ class QueueConsumer:
             feed.say("nack", message.offset, message.lease, seen=False)  # If nobody else has it, it comes again now.
         return None
 
+    async def _arrival(self) -> None:
+        """Return when messages may have come."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = None
+        try:
+            await wait_on(future)
+        finally:
+            self._waiting.pop(future, None)
+
     def _feed(self, message: QueueMessage) -> _Feed:
         self._check()
         feed = self._feeds.get(message.segment)
@@ -638,16 +683,29 @@ class QueueConsumer:
     def _say(self, kind: str, message: QueueMessage, *, amount_us: int = 0, reason: str = "") -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._feed(message).say(kind, message.offset, message.lease, amount_us=amount_us, reason=reason, done=done)
+        self._give_up_later(done)
         return done
 
-    async def _wait(self, done: asyncio.Future[None]) -> None:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                await done
-        except BraidError:
-            raise
-        except TimeoutError as error:
-            raise TimedOut(f"no broker has stored this within {self.timeout_s:g} s; it may be stored later") from error
+    # Callers that wait for an answer to be stored share one timer: a timer for each would cost as much as all the rest.
+
+    def _give_up_later(self, done: asyncio.Future[None]) -> None:
+        """Fail this with `TimedOut` if it is not done in time."""
+        if len(self._awaited) >= self._sweep_at:
+            self._awaited = deque(each for each in self._awaited if not each[1].done())
+            self._sweep_at = max(FIRST_SWEEP, 2 * len(self._awaited))
+        loop = asyncio.get_running_loop()
+        self._awaited.append((loop.time() + self.timeout_s, done))
+        if self._giving_up is None:
+            self._giving_up = loop.call_at(self._awaited[0][0], self._give_up)
+
+    def _give_up(self) -> None:
+        loop, awaited = asyncio.get_running_loop(), self._awaited
+        while awaited and (awaited[0][1].done() or awaited[0][0] <= loop.time()):
+            _, done = awaited.popleft()
+            if not done.done():
+                message = f"no broker has stored this within {self.timeout_s:g} s; it may be stored later"
+                done.set_exception(TimedOut(message))
+        self._giving_up = loop.call_at(awaited[0][0], self._give_up) if awaited else None
 
     async def _open(self) -> None:
         topic = await self.map()
