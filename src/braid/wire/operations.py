@@ -444,6 +444,8 @@ class QueueAnswer(_Body, frozen=True):
     """Each is an offset, the lease, the delay in µs, whether a program has seen the message, and why it failed."""
     extensions: tuple[tuple[int, int, int], ...] = ()
     """Each is an offset, the lease, and for how many µs from now the message is leased."""
+    leaving: bool = False
+    """Whether the consumer is about to close the channel: it is sent no more messages."""
 
 
 class QueueAnswered(_Body, frozen=True):

@@ -85,7 +85,8 @@ class QueueChannels:
         found = self._channels.get(request.channel)
         if found is None:
             raise NotServing(f"channel {request.channel} is closed: open another one, and answer there")
-        queue = found[1]
+        channel, queue = found
+        channel.leaving = channel.leaving or request.leaving
         number, stale = queue.answer(request)
 
         async def stored() -> bytes:

@@ -102,6 +102,8 @@ class _Said(NamedTuple):
     seen: bool
     reason: str
     done: asyncio.Future[None] | None
+    placement: int
+    """Of the message: an answer that comes back after a seek is not sent again."""
 
 
 class _Feed:
@@ -123,6 +125,10 @@ class _Feed:
         self._pending: list[_Said] = []
         self._under_way = 0
         self._flushing = False
+        self._early: list[tuple[QueueDelivery, memoryview | None]] | None = None
+        """Deliveries that came before the reply to QUEUE_OPEN was read; None: the channel is open."""
+        self._leaving = False
+        """Whether the owner is to be told that the channel takes no more messages."""
 
     # The channel.
 
@@ -142,7 +148,12 @@ class _Feed:
                 self._consumer.fail(error)
                 return
             elif error.code != RESET:
-                await owner.after(error)
+                try:
+                    await owner.after(error)
+                except BraidError as failure:
+                    if not may_pass(failure):
+                        self._consumer.fail(failure)
+                        return
 
     async def _attached(self, owner: OwnerSearch) -> BraidError | None:
         """Open a channel; return why it is over, None if nothing is left of the segment."""
@@ -151,7 +162,7 @@ class _Feed:
         topic = await consumer.map()
         over: asyncio.Future[BraidError | None] = asyncio.get_running_loop().create_future()
         self._over = over
-        self._batch, self._messages = None, []
+        self._batch, self._messages, self._early = None, [], []
         self._number = link.open_queue(self)
         request = QueueOpen(
             self._number,
@@ -174,6 +185,10 @@ class _Feed:
         consumer.dead_letter_topic = opened.dead_letter_topic
         self._link = link
         owner.worked()
+        # Deliveries mean what the reply says. The loop may read both before this task goes on.
+        early, self._early = self._early, None
+        for delivery, payload in early or ():
+            self.on_queue_delivery(delivery, payload)
         self.flush()
         return await over
 
@@ -186,6 +201,9 @@ class _Feed:
 
     def on_queue_delivery(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         if self._over is None or self._over.done():
+            return
+        if self._early is not None:
+            self._early.append((delivery, payload))
             return
         try:
             if payload is not None:
@@ -256,7 +274,7 @@ class _Feed:
         reason: str = "",
         done: asyncio.Future[None] | None = None,
     ) -> None:
-        self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done))
+        self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done, self.placement))
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self.flush)
@@ -265,15 +283,16 @@ class _Feed:
         """Send what gathered."""
         self._flushing = False
         link = self._link
-        if link is None or not self._pending or self._under_way >= ANSWERS_UNDER_WAY:
+        if link is None or not (self._pending or self._leaving) or self._under_way >= ANSWERS_UNDER_WAY:
             return
         said, self._pending = self._pending, []
+        leaving, self._leaving = self._leaving, False
         acks = _ranges([(each.offset, each.lease) for each in said if each.kind == "ack"])
         nacks = tuple(
             (each.offset, each.lease, each.amount_us, each.seen, each.reason) for each in said if each.kind == "nack"
         )
         extensions = tuple((each.offset, each.lease, each.amount_us) for each in said if each.kind == "extend")
-        body = encode(QueueAnswer(self._number, acks, nacks, extensions))
+        body = encode(QueueAnswer(self._number, acks, nacks, extensions, leaving))
         self._under_way += 1
 
         def on_reply(frame: Frame | None, error: BraidError | None) -> None:
@@ -288,7 +307,14 @@ class _Feed:
 
     def _on_answered(self, said: list[_Said], frame: Frame | None, error: BraidError | None) -> None:
         if error is not None and may_pass(error) and not self._consumer.closed:
-            self._pending = said + self._pending  # They go again on the next channel.
+            for each in said:
+                if each.placement != self.placement:
+                    self._refuse(each)
+            # The others go again on the next channel. A consumer that leaves gives back nothing there: leases end.
+            again = [each for each in said if each.placement == self.placement]
+            if self._consumer.leaving:
+                again = [each for each in again if each.kind != "nack" or each.seen]
+            self._pending = again + self._pending
         elif error is not None:
             for each in said:
                 self._settle(each, error)
@@ -322,6 +348,15 @@ class _Feed:
         elif error is not None and said.kind == "ack" and said.done is None:
             self._consumer.note_failure(error)
 
+    def leave(self) -> None:
+        """Ask the owner for no more messages on this channel. The reply comes after all that are under way."""
+        self._leaving = True
+        self.flush()
+
+    @property
+    def is_attached(self) -> bool:
+        return self._link is not None
+
     @property
     def is_quiet(self) -> bool:
         """Whether no answer waits or is under way."""
@@ -352,6 +387,8 @@ class QueueConsumer:
         self.timeout_s: Final = client.timeout_s
         self.dead_letter_topic = ""
         self.closed = False
+        self.leaving = False
+        """Whether messages are given back as they come: the consumer is being closed."""
         self._client = client
         self._feeds: dict[int, _Feed] = {}
         self._buffer: deque[_Buffered] = deque()
@@ -465,10 +502,13 @@ class QueueConsumer:
         if self.closed:
             return
         failure: BraidError | None = None
-        for buffered in self._buffer:
-            message = buffered.message
-            buffered.feed.say("nack", message.offset, message.lease, seen=False)
-        self._buffer.clear()
+        self.leaving = True
+        for feed in self._feeds.values():
+            feed.leave()  # Otherwise the messages that are given back would come here again.
+        buffered, self._buffer = self._buffer, deque()
+        for each in buffered:
+            if each.feed.is_attached:  # Otherwise their leases end.
+                each.feed.say("nack", each.message.offset, each.message.lease, seen=False)
         try:
             if self._following is not None and self._failure is None:
                 await self.flush()
@@ -518,7 +558,9 @@ class QueueConsumer:
         now_ms = self._client.clock.now_us() // 1000
         for message in messages:
             headers = message.headers
-            if dead:
+            if self.leaving:
+                feed.say("nack", message.offset, message.lease, seen=False)
+            elif dead:
                 self._bury(feed, message)
             elif headers and (due_ms := header_ms(headers, DELIVER_AT)) > now_ms and not message.redelivery_count:
                 feed.say("nack", message.offset, message.lease, amount_us=(due_ms - now_ms) * 1000, seen=False)
