@@ -48,11 +48,13 @@ async def test_a_message_that_is_not_settled_in_time_comes_again_and_says_how_of
         queue_of(simulation, messages=1, ack_timeout_ms=2_000) as (_, client),
         client.queue_consumer("orders", "work") as consumer,
     ):
+        message: QueueMessage | None = None
         for delivered in range(3):
             began = simulation.clock.monotonic()
             (message,) = await take(consumer, 1)
             assert message.redelivery_count == delivered
             assert delivered == 0 or 1.5 < simulation.clock.monotonic() - began < 2.5
+        assert message is not None
         await consumer.ack(message)
         assert await consumer.receive(timeout=10) is None
 

@@ -77,7 +77,8 @@ class QueueChannels:
         )
         self._channels[request.channel] = (channel, queue)
         policies = subscription.queue
-        queue.attach(channel, QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries))
+        settings = QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries)
+        queue.attach(channel, settings, request.holds if request.placement == queue.placement else ())
         return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic))
 
     def answer(self, request: QueueAnswer) -> Coroutine[Any, Any, bytes]:

@@ -149,7 +149,14 @@ class SegmentQueue:
 
     # Consumers.
 
-    def attach(self, channel: QueueChannel, settings: QueueSettings) -> None:
+    def attach(
+        self, channel: QueueChannel, settings: QueueSettings, holds: Iterable[tuple[int, int, int]] = ()
+    ) -> None:
+        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already."""
+        end, deadline = self._storage.log.confirmed.value, self._clock.now_us() + settings.ack_timeout_us
+        for start, stop, lease in holds:
+            _check_range(start, stop, end)
+            self._state.keep(channel.key, start, stop, lease, deadline)
         self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)

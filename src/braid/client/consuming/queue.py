@@ -76,6 +76,8 @@ LOOK_AGAIN_S: Final = 30.0
 """How often a segment is looked at that had nothing left: a seek may have set the subscription back."""
 ANSWERS_UNDER_WAY: Final = 64
 """Of one segment."""
+SWEEP_ABOVE: Final = 64
+"""So many leases more than twice the prefetch are remembered; then those that have run out are forgotten."""
 UNREADABLE_DELAY_S: Final = 10.0
 """Before a batch that cannot be decoded is delivered again."""
 MARGIN: Final = 0.9
@@ -127,6 +129,10 @@ class _Feed:
         self._flushing = False
         self._early: list[tuple[QueueDelivery, memoryview | None]] | None = None
         """Deliveries that came before the reply to QUEUE_OPEN was read; None: the channel is open."""
+        self._is_drained = False
+        """Whether the owner has said that all messages of the segment are settled: there is nothing to answer."""
+        self._held: dict[int, tuple[int, float]] = {}
+        """By offset: the leases of messages that are here and not answered, and until when they run."""
         self._leaving = False
         """Whether the owner is to be told that the channel takes no more messages."""
 
@@ -162,7 +168,7 @@ class _Feed:
         topic = await consumer.map()
         over: asyncio.Future[BraidError | None] = asyncio.get_running_loop().create_future()
         self._over = over
-        self._batch, self._messages, self._early = None, [], []
+        self._batch, self._messages, self._early, self._is_drained = None, [], [], False
         self._number = link.open_queue(self)
         request = QueueOpen(
             self._number,
@@ -172,6 +178,8 @@ class _Feed:
             consumer.subscription,
             consumer.name,
             self.prefetch,
+            self.placement,
+            self._holds(),
         )
         try:
             opened = await link.ask(Kind.QUEUE_OPEN, encode(request), QueueOpened, consumer.timeout_s)
@@ -183,6 +191,8 @@ class _Feed:
         self.placement = opened.placement
         self._lease_s = opened.ack_timeout_ms / 1000
         consumer.dead_letter_topic = opened.dead_letter_topic
+        if over.done():  # The owner had to say only that nothing is left.
+            return over.result()
         self._link = link
         owner.worked()
         # Deliveries mean what the reply says. The loop may read both before this task goes on.
@@ -192,8 +202,16 @@ class _Feed:
         self.flush()
         return await over
 
+    def _holds(self) -> tuple[tuple[int, int, int], ...]:
+        """Return the messages that are here, or that are answered and the answer goes again."""
+        now = asyncio.get_running_loop().time()
+        self._held = {offset: held for offset, held in self._held.items() if held[1] > now}
+        said = [(each.offset, each.lease) for each in self._pending]
+        return _ranges([*((offset, lease) for offset, (lease, _) in self._held.items()), *said])
+
     def _forget(self) -> None:
         """Drop what is here: the subscription was set to another place, and answers to older messages do not count."""
+        self._held.clear()
         self._consumer.drop_buffered(self)
         pending, self._pending = self._pending, []
         for said in pending:
@@ -230,12 +248,21 @@ class _Feed:
             messages = [
                 _leased(message, run, self.placement) for message in self._messages[run.start - first : run.end - first]
             ]
+            for message in messages:
+                self._held[message.offset] = (run.lease, until)
+            if len(self._held) > 2 * self.prefetch + SWEEP_ABOVE:
+                self._holds()
             self._consumer.take_in(self, messages, until, dead=run.dead)
 
     def on_closed(self, error: Closed | BraidError) -> None:
         if isinstance(error, Closed):
             if error.code == END_OF_SEGMENT:
+                self._is_drained = True
+                said, self._pending = self._pending, []
+                for each in said:
+                    self._settle(each, None)
                 self._end(None)
+                self._consumer.on_answered()
                 return
             error = error_from(ErrorBody(error.code, error.message, error.retriable))
         if error.code == RESET:
@@ -274,6 +301,10 @@ class _Feed:
         reason: str = "",
         done: asyncio.Future[None] | None = None,
     ) -> None:
+        if kind == "extend":
+            self._held[offset] = (lease, asyncio.get_running_loop().time() + amount_us / 1e6)
+        else:
+            self._held.pop(offset, None)
         self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done, self.placement))
         if not self._flushing:
             self._flushing = True
@@ -306,7 +337,10 @@ class _Feed:
             self._on_answered(said, None, error)
 
     def _on_answered(self, said: list[_Said], frame: Frame | None, error: BraidError | None) -> None:
-        if error is not None and may_pass(error) and not self._consumer.closed:
+        if error is not None and may_pass(error) and self._is_drained:
+            for each in said:
+                self._settle(each, None)
+        elif error is not None and may_pass(error) and not self._consumer.closed:
             for each in said:
                 if each.placement != self.placement:
                     self._refuse(each)
