@@ -283,7 +283,7 @@ async def test_a_crash_at_any_step_of_a_move_undoes_no_confirmed_ack(simulation:
 async def test_a_split_and_a_merge_under_consumers_deliver_everything_and_nothing_settled(
     simulation: Simulation, shared: bool
 ) -> None:
-    async with queue_of(simulation, AWAY, shared=shared, messages=100) as (brokers, client):
+    async with queue_of(simulation, AWAY, shared=shared, messages=100) as (_, client):
         confirmed: set[int] = set()
         workers = [Worker(client, confirmed, name=name) for name in ("one", "two")]
         await workers[0].until_confirmed(20)

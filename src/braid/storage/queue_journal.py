@@ -78,6 +78,8 @@ class QueueJournal:
         self._file: DiskFile | None = None
         self._generation = 0
         """Of the newest file."""
+        self._older: list[str] = []
+        """Files that a crash has left: a checkpoint had taken their place."""
         self._end = self._reserved = self._checkpoint_bytes = 0
         self._last_number = 0
         self._pending: list[_Pending] = []
@@ -87,18 +89,31 @@ class QueueJournal:
         self.on_failure: Callable[[BraidError], None] | None = None
 
     @classmethod
-    async def open(cls, disk: Disk, folder: str) -> QueueJournal:
-        """Open the journal in this folder, and read what it holds."""
+    async def open(cls, disk: Disk, folder: str, *, may_be_damaged: bool = False) -> QueueJournal:
+        """Open the journal in this folder, and read what it holds. One that `may_be_damaged` is begun anew next: its
+        caller knows everything that it may hold."""
         journal = cls(disk, folder)
         names = sorted(stat.name for stat in await disk.list(folder) if stat.name.endswith(SUFFIX))
         if names:
             journal._generation = int(names[-1].removesuffix(SUFFIX))
-            await journal._recover(names[-1])
+            journal._older = [f"{folder}/{name}" for name in names[:-1]]
+            try:
+                await journal._recover(names[-1])
+            except LogDamaged:
+                await journal._close_file()
+                if not may_be_damaged:
+                    raise
+                journal.image = None
         return journal
 
     @property
     def last_number(self) -> int:
         return self._last_number
+
+    @property
+    def failure(self) -> BraidError | None:
+        """Why it takes nothing more; None while it does."""
+        return self._failure
 
     @property
     def is_long(self) -> bool:
@@ -126,6 +141,9 @@ class QueueJournal:
         self._fail(LogClosed(f"the journal under {self.folder} is closed"))
         task, self._task = self._task, None
         await end(task)
+        await self._close_file()
+
+    async def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             await file.close()
@@ -191,9 +209,10 @@ class QueueJournal:
         self._reserved = len(frame) + STEP_BYTES
         if old is not None:
             await old.close()
-        if before:
+        older, self._older = [*self._older, *([self._path(before)] if before else [])], []
+        for path in older:
             with contextlib.suppress(FileMissing):
-                await self._disk.remove(self._path(before))
+                await self._disk.remove(path)
 
     def _path(self, generation: int) -> str:
         return f"{self.folder}/{generation:08d}{SUFFIX}"

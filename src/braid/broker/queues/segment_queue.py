@@ -257,6 +257,16 @@ class SegmentQueue:
     def last_number(self) -> int:
         return self._journal.last_number
 
+    @property
+    def durable(self) -> int:
+        """The number up to which this broker's disk has the events."""
+        return self._journal.durable.value
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """By follower: the number up to which its disk has the events."""
+        return self._held
+
     # The end.
 
     def close_channels(self, code: str, message: str, *, retriable: bool) -> None:

@@ -348,10 +348,10 @@ class Opening:
             """Make the record clean when chunks have the log, and the store has the cursors: journals count no more
             after that (I9)."""
             while storage.ended and queues.are_drained and self._is_held(name, epoch):
-                if storage.catalog.next_offset >= storage.log.end:
-                    if queues.are_stored_drained:
-                        return await self._release(name, epoch)
-                    cursors.note_drained()
+                if storage.catalog.next_offset >= storage.log.end and queues.are_stored_drained:
+                    await self._release(name, epoch)
+                    return
+                cursors.note_drained()
                 await asyncio.sleep(RELEASE_S)
 
         queues = SegmentQueues(
