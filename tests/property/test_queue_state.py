@@ -126,6 +126,20 @@ class QueueMachine(RuleBasedStateMachine):
             else:
                 assert answer is Answer.STALE
 
+    @rule(data=st.data(), consumer=st.integers(0, 2))
+    def come_back(self, data: st.DataObject, consumer: int) -> None:
+        """A consumer has another channel, perhaps at another owner, and names a message that it still has."""
+        if self.given:
+            delivery = data.draw(st.sampled_from(self.given))
+            offset, lease = delivery
+            expected = self._expected(delivery)
+            self.state.keep(consumer, offset, offset + 1, lease, self.now + LEASE_US)
+            if expected is Answer.TAKEN:
+                self.holder[offset] = lease
+                self.deadline[offset] = self.now + LEASE_US
+                self.over.discard(offset)
+                self.not_before.pop(offset, None)
+
     @rule(passed=st.integers(1, 150))
     def wait(self, passed: int) -> None:
         self.now += passed

@@ -93,18 +93,30 @@ class QueueJournal:
         self.on_failure: Callable[[BraidError], None] | None = None
 
     @classmethod
-    async def open(cls, disk: Disk, folder: str) -> QueueJournal:
-        """Open the journal in this folder, and read what it holds."""
+    async def open(cls, disk: Disk, folder: str, *, may_be_damaged: bool = False) -> QueueJournal:
+        """Open the journal in this folder, and read what it holds. One that `may_be_damaged` is begun anew next: its
+        caller knows everything that it may hold."""
         journal = cls(disk, folder)
         names = sorted(stat.name for stat in await disk.list(folder) if stat.name.endswith(SUFFIX))
         if names:
             journal._generation = int(names[-1].removesuffix(SUFFIX))
-            await journal._recover(names[-1])
+            try:
+                await journal._recover(names[-1])
+            except LogDamaged:
+                await journal._close_file()
+                if not may_be_damaged:
+                    raise
+                journal.image = None
         return journal
 
     @property
     def last_number(self) -> int:
         return self._last_number
+
+    @property
+    def failure(self) -> BraidError | None:
+        """Why it takes nothing more; None while it does."""
+        return self._failure
 
     @property
     def is_long(self) -> bool:
@@ -132,6 +144,9 @@ class QueueJournal:
         self._fail(LogClosed(f"the journal under {self.folder} is closed"))
         task, self._task = self._task, None
         await end(task)
+        await self._close_file()
+
+    async def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             await file.close()

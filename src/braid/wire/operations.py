@@ -397,6 +397,11 @@ class QueueOpen(_Body, frozen=True):
     """A name for operators."""
     prefetch: int
     """How many messages may be handed out and not answered."""
+    placement: int = 0
+    """That of the last channel; 0: this is the first one."""
+    holds: tuple[tuple[int, int, int], ...] = ()
+    """The messages that the consumer still has from earlier channels: each is the first offset, the offset after the
+    last one, and the lease. They stay with it, unless others have got them since."""
 
 
 class QueueOpened(_Body, frozen=True):
@@ -444,6 +449,8 @@ class QueueAnswer(_Body, frozen=True):
     """Each is an offset, the lease, the delay in µs, whether a program has seen the message, and why it failed."""
     extensions: tuple[tuple[int, int, int], ...] = ()
     """Each is an offset, the lease, and for how many µs from now the message is leased."""
+    leaving: bool = False
+    """Whether the consumer is about to close the channel: it is sent no more messages."""
 
 
 class QueueAnswered(_Body, frozen=True):

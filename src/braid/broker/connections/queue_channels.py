@@ -77,7 +77,8 @@ class QueueChannels:
         )
         self._channels[request.channel] = (channel, queue)
         policies = subscription.queue
-        queue.attach(channel, QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries))
+        settings = QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries)
+        queue.attach(channel, settings, request.holds if request.placement == queue.placement else ())
         return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic))
 
     def answer(self, request: QueueAnswer) -> tuple[asyncio.Future[None], bytes]:
@@ -86,7 +87,8 @@ class QueueChannels:
         found = self._channels.get(request.channel)
         if found is None:
             raise NotServing(f"channel {request.channel} is closed: open another one, and answer there")
-        queue = found[1]
+        channel, queue = found
+        channel.leaving = channel.leaving or request.leaving
         number, stale = queue.answer(request)
         return queue.confirmed.reached(number), encode(QueueAnswered(tuple(stale)))
 

@@ -39,6 +39,8 @@ class QueueChannel:
         self.consumer: Final = consumer
         self.prefetch: Final = prefetch
         self.ended = False
+        self.leaving = False
+        """Whether the consumer is about to close the channel, and gives back what it has."""
         self._connection = connection
         self._metrics = metrics
         self._on_end = on_end
@@ -47,7 +49,7 @@ class QueueChannel:
 
     def takes(self, held: int) -> bool:
         """Tell whether the consumer, which holds so many messages, may be sent more."""
-        return not self.ended and held < self.prefetch and not self._connection.congested
+        return not self.ended and not self.leaving and held < self.prefetch and not self._connection.congested
 
     def send(self, batch: StoredBatch, handed: Sequence[Handed], max_deliveries: int, end: int) -> None:
         runs = tuple(

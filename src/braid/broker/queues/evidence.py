@@ -25,7 +25,7 @@ from braid.model.subscription import Cursor
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
 from braid.storage.log import promise as promises
-from braid.storage.queue_journal import QueueJournal, folder_of, read_image
+from braid.storage.queue_journal import FOLDER, QueueJournal, folder_of, read_image
 
 Ask = Callable[[str, list[str]], Awaitable[Mapping[str, Any]]]
 """Asks a broker what it knows of these subscriptions (`QueueCopies.read`)."""
@@ -36,10 +36,15 @@ _log: Final = logging.getLogger(__name__)
 async def gather(
     store: Store, disk: Disk, folder: str, name: SegmentName, record: Ownership, here: str, ask: Ask
 ) -> None:
-    """Bring everything that is known of the segment's queues to this broker's disk, if a vote has found it."""
-    if record.elected is None:
+    """Bring everything that is known of the segment's queues to this broker's disk, if a vote has found it. A journal
+    that cannot be read fails the opening here: the record can still say why."""
+    kept = await disk.list_folders(f"{folder}/{FOLDER}")
+    if record.elected is None and not kept:
         return
     cursors = await _queue_cursors(store, name)
+    own = {each: await read_image(disk, folder_of(folder, each)) for each in cursors if each in kept}
+    if record.elected is None:
+        return
     wanted = {each: cursor for each, cursor in cursors.items() if not _is_whole(cursor, record.elected.epoch)}
     if not wanted:
         return
@@ -57,7 +62,7 @@ async def gather(
             if each and subscription in each["images"]
         ]
         place = folder_of(folder, subscription)
-        known = joined(cursor.placement, cursor.offset, [await read_image(disk, place), *images])
+        known = joined(cursor.placement, cursor.offset, [own.get(subscription), *images])
         await _store(disk, place, known)
 
 

@@ -25,7 +25,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from braid.broker.error_mapping import to_reader
@@ -164,7 +164,14 @@ class SegmentQueue:
 
     # Consumers.
 
-    def attach(self, channel: QueueChannel, settings: QueueSettings) -> None:
+    def attach(
+        self, channel: QueueChannel, settings: QueueSettings, holds: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already."""
+        _check_ranges([(start, stop) for start, stop, _ in holds], self._storage.log.confirmed.value)
+        deadline = self._clock.now_us() + settings.ack_timeout_us
+        for start, stop, lease in holds:
+            self._state.keep(channel.key, start, stop, lease, deadline)
         self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
@@ -293,6 +300,16 @@ class SegmentQueue:
         if cursor is not None and cursor > stored.base:
             found.append(f"the cursor of the queue {name} is at {cursor}, and message {stored.base} is not settled")
         return found
+
+    @property
+    def durable(self) -> int:
+        """The number up to which this broker's disk has the events."""
+        return self._journal.durable.value
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """By follower: the number up to which its disk has the events."""
+        return self._held
 
     # The end.
 
@@ -479,6 +496,10 @@ def _check_answer(answer: QueueAnswer, end: int) -> None:
     ranges = [(start, stop) for start, stop, _ in answer.acks]
     ranges += [(offset, offset + 1) for offset, *_ in answer.nacks]
     ranges += [(offset, offset + 1) for offset, *_ in answer.extensions]
+    _check_ranges(ranges, end)
+
+
+def _check_ranges(ranges: Sequence[tuple[int, int]], end: int) -> None:
     for start, stop in ranges:
         if not 0 <= start < stop <= end:
             raise InvalidArgument(f"messages {start} to {stop} cannot be answered: the segment holds 0 to {end}")

@@ -35,6 +35,8 @@ class CursorsOfQueues(QueueCursors, Protocol):
 
     def handed_over(self, subscription: str) -> bytes: ...
 
+    def is_stored_drained(self, subscription: str) -> bool: ...
+
     def forget_state(self, subscription: str) -> None: ...
 
 
@@ -74,6 +76,8 @@ class SegmentQueues:
         self._release_record = release_record
         self._on_failure = on_failure
         self._queues: dict[str, SegmentQueue] = {}
+        self._first: dict[str, int] = {}
+        """By subscription: the number of the first checkpoint."""
         self._lock = asyncio.Lock()
         self.loaded = False
         self._states: dict[str, bytes] | None = None
@@ -111,6 +115,11 @@ class SegmentQueues:
         """Tell whether no queue has anything left of a log that has ended, and that is stored."""
         return all(queue.is_drained for queue in self._queues.values())
 
+    @property
+    def are_stored_drained(self) -> bool:
+        """Tell whether `are_drained`, and the store knows: then no broker needs a journal any more."""
+        return self.are_drained and all(map(self._cursors.is_stored_drained, self._queues))
+
     def release_if_drained(self) -> None:
         """Let any broker go on with a log that has ended, if no queue has anything left of it."""
         if self._storage.ended and self.are_drained:
@@ -142,6 +151,7 @@ class SegmentQueues:
         async with self._lock:
             if (queue := self._queues.pop(subscription, None)) is not None:
                 await queue.stop()
+                self.release_if_drained()
 
     def close_channels(self, code: str, message: str, *, retriable: bool, subscription: str | None = None) -> None:
         for queue in self.all():
@@ -190,6 +200,7 @@ class SegmentQueues:
         queue.on_events.append(lambda number, events: self._tell(queue, number, events))
         queue.confirmed.follow(lambda: self._on_confirmed(queue))
         self._queues[subscription] = queue
+        self._first[subscription] = queue.last_number
         self._tell(queue, queue.last_number, queue.snapshot())
 
     def _tell(self, queue: SegmentQueue, number: int, events: QueueEvents | QueueSnapshot) -> None:
@@ -198,7 +209,7 @@ class SegmentQueues:
 
     def _on_confirmed(self, queue: SegmentQueue) -> None:
         """Forget the state in the store when enough disks have the first checkpoint."""
-        if queue.confirmed.value > 0:
+        if queue.confirmed.value >= self._first[queue.subscription]:
             self._cursors.forget_state(queue.subscription)
             self.release_if_drained()
 

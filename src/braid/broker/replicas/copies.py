@@ -11,8 +11,9 @@ or begins it anew ends the session first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -208,8 +209,14 @@ class ReplicaCopies:
 
     async def opened(self, name: SegmentName, topic_id: int, epoch: Epoch) -> ReplicaStorage:
         """Return the copy of a segment, for the owner of this epoch, or for a vote in it."""
+        async with self.held(name, topic_id, epoch) as storage:
+            return storage
+
+    @contextlib.asynccontextmanager
+    async def held(self, name: SegmentName, topic_id: int, epoch: Epoch) -> AsyncIterator[ReplicaStorage]:
+        """Give the copy of a segment as `opened` does; nothing releases it meanwhile."""
         async with self._locks.of(str(name)):
-            return (await self._opened(name, topic_id, epoch)).storage
+            yield (await self._opened(name, topic_id, epoch)).storage
 
     async def release(self, name: SegmentName) -> None:
         """Close the copy of a segment: this broker is to open it as its owner, or stops."""

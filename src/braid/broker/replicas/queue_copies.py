@@ -33,7 +33,6 @@ class QueueCopies:
     def __init__(self, copies: ReplicaCopies) -> None:
         self._copies = copies
         self._journals: dict[tuple[SegmentName, str], QueueJournal] = {}
-        self._opening = asyncio.Lock()
         copies.on_release = self._release
 
     def answer(self, calls: PeerCalls) -> None:
@@ -48,9 +47,11 @@ class QueueCopies:
         snapshot = decode_snapshot(memoryview(payload))
         storage = await self._copies.opened(name, arguments["topic_id"], epoch)
         await self._hold(storage, snapshot.end, name)
-        journal = await self._journal(storage, name, subscription)
-        _check_epoch(storage, epoch, name)
-        await journal.durable.reached(journal.begin_anew(snapshot))
+        # Held: a broker that is about to own the segment must be the only one that writes into the folder.
+        async with self._copies.held(name, arguments["topic_id"], epoch) as storage:
+            journal = await self._journal(storage, name, subscription)
+            number = journal.begin_anew(snapshot)
+        await journal.durable.reached(number)
 
     async def append(self, arguments: Arguments, payload: Buffer) -> None:
         """Take events; return when this broker's disk has them."""
@@ -67,23 +68,28 @@ class QueueCopies:
     async def read(self, arguments: Arguments) -> dict[str, Any]:
         """Promise the epoch, and return what this broker's disk knows of these queues."""
         name, epoch = SegmentName.parse(arguments["segment"]), Epoch(arguments["epoch"])
-        storage = await self._copies.opened(name, arguments["topic_id"], epoch)
-        await storage.promise(epoch)
-        await self._release(name)  # What was taken before the promise is on the disk now.
         images = {}
-        for subscription in arguments["subscriptions"]:
-            image = await read_image(storage.disk, folder_of(storage.folder, check_name("subscription", subscription)))
-            if image is not None:
-                images[subscription] = encode(image.snapshot())
-        return {"member": storage.member, "images": images}
+        async with self._copies.held(name, arguments["topic_id"], epoch) as storage:
+            await storage.promise(epoch)
+            await self._release(name)  # What was taken before the promise is on the disk now.
+            for subscription in arguments["subscriptions"]:
+                folder = folder_of(storage.folder, check_name("subscription", subscription))
+                image = await read_image(storage.disk, folder)
+                if image is not None:
+                    images[subscription] = encode(image.snapshot())
+            return {"member": storage.member, "images": images}
 
     async def _journal(self, storage: ReplicaStorage, name: SegmentName, subscription: str) -> QueueJournal:
-        async with self._opening:
-            journal = self._journals.get((name, subscription))
-            if journal is None:
-                journal = await QueueJournal.open(storage.disk, folder_of(storage.folder, subscription))
-                self._journals[name, subscription] = journal
-            return journal
+        """Return the journal, for a checkpoint of the owner. The caller holds the copy. The checkpoint has everything
+        that is confirmed, so a journal that cannot be read is replaced by it."""
+        journal = self._journals.get((name, subscription))
+        if journal is None or journal.failure is not None:
+            if journal is not None:
+                await journal.abandon()
+            folder = folder_of(storage.folder, subscription)
+            journal = await QueueJournal.open(storage.disk, folder, may_be_damaged=True)
+            self._journals[name, subscription] = journal
+        return journal
 
     async def _hold(self, storage: ReplicaStorage, end: int, name: SegmentName) -> None:
         """Return when the copy holds all messages below `end` (I8)."""

@@ -241,11 +241,18 @@ class Replication:
     def agreed(self, own: int, held: Mapping[str, int]) -> int:
         """Return the number up to which enough replicas have a queue's events: this broker's disk is at `own`, those of
         the followers are as `held` says. Only members count, as for records."""
-        here, numbers = self._context.broker_id, [own]
-        for replicas, quorum in self._rules():
-            counting = [each for each in self._counting(replicas) if each != here]
-            numbers.append(replicated_end([Offset(own), *(Offset(held.get(each, 0)) for each in counting)], quorum))
-        return min(numbers)
+        return min([own, *(self._events_end(own, held, *rule) for rule in self._rules())])
+
+    def _events_end(self, own: int, held: Mapping[str, int], replicas: tuple[str, ...], quorum: int) -> int:
+        followers = [each for each in self._counting(replicas) if each != self._context.broker_id]
+        return replicated_end([Offset(own), *(Offset(held.get(each, 0)) for each in followers)], quorum)
+
+    def _hold_events(self, replicas: tuple[str, ...], quorum: int) -> bool:
+        """Tell whether enough of these replicas hold all events of queues that are confirmed."""
+        return all(
+            self._events_end(queue.durable, queue.held, replicas, quorum) >= queue.confirmed.value
+            for queue in (self._queues.all() if self._queues is not None else ())
+        )
 
     def _on_events(self, queue: SegmentQueue, number: int, events: QueueEvents | QueueSnapshot) -> None:
         self._follow_set()
@@ -262,7 +269,8 @@ class Replication:
             key = f"events {follower}"
             if key not in self._tasks:
                 self._queue_streams[follower] = stream
-                self._tasks.start(key, stream.run(), name=f"send events of {self._name} to {follower}")
+                sending = self._tasks.start(key, stream.run(), name=f"send events of {self._name} to {follower}")
+                sending.add_done_callback(self._on_stream_end)
         for follower in self._queue_streams.keys() - self._streams.keys():
             del self._queue_streams[follower]
             if (task := self._tasks.get(f"events {follower}")) is not None:
@@ -405,7 +413,8 @@ class Replication:
             if ready and self._next is None:
                 self._next = change  # Until the view shows that the record is another one: see `follow`.
             try:
-                if ready and self._end(replicas, change.write_quorum) >= log.replicated.value:
+                holds = ready and self._end(replicas, change.write_quorum) >= log.replicated.value
+                if holds and self._hold_events(replicas, change.write_quorum):
                     await self._replace(change)
             except MetadataError as error:
                 _log.warning("%s keeps its replicas for now: %s", self._name, error)

@@ -207,6 +207,11 @@ class Cursors:
         none."""
         return self._states.get(subscription, b"")
 
+    def is_stored_drained(self, subscription: str) -> bool:
+        """Tell whether the store says that nothing of the segment is left for a subscription."""
+        stored = self._stored_place(subscription)
+        return stored is not None and stored.drained and stored.offset >= self._offsets.get(subscription, 0)
+
     def forget_state(self, subscription: str) -> None:
         """Keep the state of a queue in the store no longer: this owner's disk, and enough others, have it."""
         self._states.pop(subscription, None)

@@ -63,6 +63,8 @@ KEEP_LOCAL_BYTES: Final = 256 << 20
 TELL_AFTER_S: Final = 10.0
 """How long an opening may fail for a reason that time may mend before the record says so."""
 ASK_S: Final = 10.0
+RELEASE_S: Final = 0.1
+"""How often an owner looks whether the store has everything of an ended log."""
 NO_END: Final = Offset((1 << 63) - 1)
 
 Replicate = Callable[[SegmentName, int, Ownership], Replication]
@@ -301,7 +303,9 @@ class Opening:
     ) -> tuple[Sequence[Condition], Sequence[Operation]]:
         """Make the record of a log that has ended clean: when its owner is gone, any broker can go on. Not while the
         disks of its owner and followers hold acks: `_release` does it when its queues are drained."""
-        if not queues or not queues[0].are_drained:
+        if not queues or not queues[0].are_stored_drained:
+            if queues:
+                queues[0].release_if_drained()
             return (), ()
         known = self._owners.known(name)
         if known is None or not known.value.is_held_by(self._context.broker_id, epoch):
@@ -337,9 +341,18 @@ class Opening:
             await self._swap_record(name, epoch, lambda record: record.incomplete() if record.clean else record)
 
         def release_record() -> None:
-            is_whole = storage.ended and storage.catalog.next_offset >= storage.log.end
-            if is_whole and name not in self._releasing:
-                self._releasing.start(name, self._release(name, epoch), name=f"complete {name}")
+            if name not in self._releasing:
+                self._releasing.start(name, release(), name=f"complete {name}")
+
+        async def release() -> None:
+            """Make the record clean when chunks have the log, and the store has the cursors: journals count no more
+            after that (I9)."""
+            while storage.ended and queues.are_drained and self._is_held(name, epoch):
+                if storage.catalog.next_offset >= storage.log.end and queues.are_stored_drained:
+                    await self._release(name, epoch)
+                    return
+                cursors.note_drained()
+                await asyncio.sleep(RELEASE_S)
 
         queues = SegmentQueues(
             name,
@@ -367,6 +380,10 @@ class Opening:
                 await self._swap_record(name, epoch, lambda record: record if record.clean else record.complete())
             except BraidError as error:
                 _log.info("%s is complete, and its record does not say so yet: %s", name, error)
+
+    def _is_held(self, name: SegmentName, epoch: Epoch) -> bool:
+        record = self._owners.find(name)
+        return record is not None and record.is_held_by(self._context.broker_id, epoch)
 
     async def _swap_record(self, name: SegmentName, epoch: Epoch, change: Callable[[Ownership], Ownership]) -> None:
         """Change the record of a segment that this broker serves; return when the view shows it."""

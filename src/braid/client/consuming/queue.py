@@ -77,6 +77,8 @@ LOOK_AGAIN_S: Final = 30.0
 """How often a segment is looked at that had nothing left: a seek may have set the subscription back."""
 ANSWERS_UNDER_WAY: Final = 64
 """Of one segment."""
+SWEEP_ABOVE: Final = 64
+"""So many leases more than twice the prefetch are remembered; then those that have run out are forgotten."""
 UNREADABLE_DELAY_S: Final = 10.0
 """Before a batch that cannot be decoded is delivered again."""
 MARGIN: Final = 0.9
@@ -105,6 +107,8 @@ class _Said(NamedTuple):
     seen: bool
     reason: str
     done: asyncio.Future[None] | None
+    placement: int
+    """Of the message: an answer that comes back after a seek is not sent again."""
 
 
 class _Feed:
@@ -121,13 +125,19 @@ class _Feed:
         """Done when the channel is over: with the reason, or with None if nothing is left of the segment."""
         self.placement = 0
         self._lease_s = 0.0
-        self._early: list[tuple[QueueDelivery, memoryview | None]] = []
-        """Deliveries that came before the reply to QUEUE_OPEN was looked at: the lease's length stands there."""
         self._batch: ReceivedBatch | None = None
         self._messages: list[Message] = []
         self._pending: list[_Said] = []
         self._under_way = 0
         self._flushing = False
+        self._early: list[tuple[QueueDelivery, memoryview | None]] | None = None
+        """Deliveries that came before the reply to QUEUE_OPEN was read; None: the channel is open."""
+        self._is_drained = False
+        """Whether the owner has said that all messages of the segment are settled: there is nothing to answer."""
+        self._held: dict[int, tuple[int, float]] = {}
+        """By offset: the leases of messages that are here and not answered, and until when they run."""
+        self._leaving = False
+        """Whether the owner is to be told that the channel takes no more messages."""
 
     # The channel.
 
@@ -147,7 +157,12 @@ class _Feed:
                 self._consumer.fail(error)
                 return
             elif error.code != RESET:
-                await owner.after(error)
+                try:
+                    await owner.after(error)
+                except BraidError as failure:
+                    if not may_pass(failure):
+                        self._consumer.fail(failure)
+                        return
 
     async def _attached(self, owner: OwnerSearch) -> BraidError | None:
         """Open a channel; return why it is over, None if nothing is left of the segment."""
@@ -156,7 +171,7 @@ class _Feed:
         topic = await consumer.map()
         over: asyncio.Future[BraidError | None] = asyncio.get_running_loop().create_future()
         self._over = over
-        self._batch, self._messages, self._early = None, [], []
+        self._batch, self._messages, self._early, self._is_drained = None, [], [], False
         self._number = link.open_queue(self)
         request = QueueOpen(
             self._number,
@@ -166,6 +181,8 @@ class _Feed:
             consumer.subscription,
             consumer.name,
             self.prefetch,
+            self.placement,
+            self._holds(),
         )
         try:
             opened = await link.ask(Kind.QUEUE_OPEN, encode(request), QueueOpened, consumer.timeout_s)
@@ -177,18 +194,28 @@ class _Feed:
         self.placement = opened.placement
         self._lease_s = opened.ack_timeout_ms / 1000
         consumer.dead_letter_topic = opened.dead_letter_topic
+        if over.done():  # The owner had to say only that nothing is left.
+            return over.result()
         self._link = link
         owner.worked()
-        consumer.return_buffered(self)
-        early, self._early = self._early, []
-        for each in early:
+        # Deliveries mean what the reply says. The loop may read both before this task goes on.
+        early, self._early = self._early, None
+        for each in early or ():
             self._take_in(*each)
         consumer.wake(None)
         self.flush()
         return await over
 
+    def _holds(self) -> tuple[tuple[int, int, int], ...]:
+        """Return the messages that are here, or that are answered and the answer goes again."""
+        now = asyncio.get_running_loop().time()
+        self._held = {offset: held for offset, held in self._held.items() if held[1] > now}
+        said = [(each.offset, each.lease) for each in self._pending]
+        return _ranges([*((offset, lease) for offset, (lease, _) in self._held.items()), *said])
+
     def _forget(self) -> None:
         """Drop what is here: the subscription was set to another place, and answers to older messages do not count."""
+        self._held.clear()
         self._consumer.drop_buffered(self)
         pending, self._pending = self._pending, []
         for said in pending:
@@ -197,7 +224,7 @@ class _Feed:
     def on_queue_delivery(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         if self._over is None or self._over.done():
             return
-        if self._link is None:
+        if self._early is not None:
             self._early.append((delivery, payload))
             return
         self._take_in(delivery, payload)
@@ -229,12 +256,21 @@ class _Feed:
             messages = [
                 _leased(message, run, self.placement) for message in self._messages[run.start - first : run.end - first]
             ]
+            for message in messages:
+                self._held[message.offset] = (run.lease, until)
+            if len(self._held) > 2 * self.prefetch + SWEEP_ABOVE:
+                self._holds()
             self._consumer.take_in(self, messages, until, dead=run.dead)
 
     def on_closed(self, error: Closed | BraidError) -> None:
         if isinstance(error, Closed):
             if error.code == END_OF_SEGMENT:
+                self._is_drained = True
+                said, self._pending = self._pending, []
+                for each in said:
+                    self._settle(each, None)
                 self._end(None)
+                self._consumer.on_answered()
                 return
             error = error_from(ErrorBody(error.code, error.message, error.retriable))
         if error.code == RESET:
@@ -273,7 +309,11 @@ class _Feed:
         reason: str = "",
         done: asyncio.Future[None] | None = None,
     ) -> None:
-        self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done))
+        if kind == "extend":
+            self._held[offset] = (lease, asyncio.get_running_loop().time() + amount_us / 1e6)
+        else:
+            self._held.pop(offset, None)
+        self._pending.append(_Said(kind, offset, lease, amount_us, seen, reason, done, self.placement))
         if not self._flushing and self._link is not None:
             self._flushing = True
             self._link.call_at_end(self.flush)
@@ -282,15 +322,16 @@ class _Feed:
         """Send what gathered."""
         self._flushing = False
         link = self._link
-        if link is None or not self._pending or self._under_way >= ANSWERS_UNDER_WAY:
+        if link is None or not (self._pending or self._leaving) or self._under_way >= ANSWERS_UNDER_WAY:
             return
         said, self._pending = self._pending, []
+        leaving, self._leaving = self._leaving, False
         acks = _ranges([(each.offset, each.lease) for each in said if each.kind == "ack"])
         nacks = tuple(
             (each.offset, each.lease, each.amount_us, each.seen, each.reason) for each in said if each.kind == "nack"
         )
         extensions = tuple((each.offset, each.lease, each.amount_us) for each in said if each.kind == "extend")
-        body = encode(QueueAnswer(self._number, acks, nacks, extensions))
+        body = encode(QueueAnswer(self._number, acks, nacks, extensions, leaving))
         self._under_way += 1
 
         def on_reply(frame: Frame | None, error: BraidError | None) -> None:
@@ -304,8 +345,18 @@ class _Feed:
             self._on_answered(said, None, error)
 
     def _on_answered(self, said: list[_Said], frame: Frame | None, error: BraidError | None) -> None:
-        if error is not None and may_pass(error) and not self._consumer.closed:
-            self._pending = said + self._pending  # They go again on the next channel.
+        if error is not None and may_pass(error) and self._is_drained:
+            for each in said:
+                self._settle(each, None)
+        elif error is not None and may_pass(error) and not self._consumer.closed:
+            for each in said:
+                if each.placement != self.placement:
+                    self._refuse(each)
+            # The others go again on the next channel. A consumer that leaves gives back nothing there: leases end.
+            again = [each for each in said if each.placement == self.placement]
+            if self._consumer.leaving:
+                again = [each for each in again if each.kind != "nack" or each.seen]
+            self._pending = again + self._pending
         elif error is not None:
             for each in said:
                 self._settle(each, error)
@@ -339,6 +390,15 @@ class _Feed:
         elif error is not None and said.kind == "ack" and said.done is None:
             self._consumer.note_failure(error)
 
+    def leave(self) -> None:
+        """Ask the owner for no more messages on this channel. The reply comes after all that are under way."""
+        self._leaving = True
+        self.flush()
+
+    @property
+    def is_attached(self) -> bool:
+        return self._link is not None
+
     @property
     def is_quiet(self) -> bool:
         """Whether no answer waits or is under way."""
@@ -369,6 +429,8 @@ class QueueConsumer:
         self.timeout_s: Final = client.timeout_s
         self.dead_letter_topic = ""
         self.closed = False
+        self.leaving = False
+        """Whether messages are given back as they come: the consumer is being closed."""
         self._client = client
         self._feeds: dict[int, _Feed] = {}
         self._buffer: deque[_Buffered] = deque()
@@ -486,10 +548,13 @@ class QueueConsumer:
         if self.closed:
             return
         failure: BraidError | None = None
-        for buffered in self._buffer:
-            message = buffered.message
-            buffered.feed.say("nack", message.offset, message.lease, seen=False)
-        self._buffer.clear()
+        self.leaving = True
+        for feed in self._feeds.values():
+            feed.leave()  # Otherwise the messages that are given back would come here again.
+        buffered, self._buffer = self._buffer, deque()
+        for each in buffered:
+            if each.feed.is_attached:  # Otherwise their leases end.
+                each.feed.say("nack", each.message.offset, each.message.lease, seen=False)
         try:
             if self._following is not None and self._failure is None:
                 await self.flush()
@@ -546,7 +611,9 @@ class QueueConsumer:
         now_ms = self._client.clock.now_us() // 1000
         for message in messages:
             headers = message.headers
-            if dead:
+            if self.leaving:
+                feed.say("nack", message.offset, message.lease, seen=False)
+            elif dead:
                 self._bury(feed, message)
             elif headers and (due_ms := header_ms(headers, DELIVER_AT)) > now_ms and not message.redelivery_count:
                 feed.say("nack", message.offset, message.lease, amount_us=(due_ms - now_ms) * 1000, seen=False)
@@ -565,13 +632,6 @@ class QueueConsumer:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-
-    def return_buffered(self, feed: _Feed) -> None:
-        """Return what no program has seen: another owner would hand it out again, and it would be here twice."""
-        for message, of, _ in self._buffer:
-            if of is feed:
-                feed.say("nack", message.offset, message.lease, seen=False)
-        self.drop_buffered(feed)
 
     def drop_buffered(self, feed: _Feed) -> None:
         self._buffer = deque(each for each in self._buffer if each.feed is not feed)

@@ -104,7 +104,7 @@ class QueueImage:
             self.settled.add(start, end)
         for each in events.returned:
             known = self.returned.get(each.offset)
-            if known is None or (each.deliveries, each.not_before) > (known.deliveries, known.not_before):
+            if known is None or each > known:  # All fields count: the order of events must not (I9).
                 self.returned[each.offset] = each
 
     def join(self, other: QueueImage) -> None:

@@ -197,6 +197,20 @@ class QueueState:
         self._lease(_Lease(lease, held.consumer, Offset(offset), Offset(offset + 1), deadline))
         return Answer.TAKEN
 
+    def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> None:
+        """Leave messages with a consumer that is back and has had them before: after a broken connection, or from an
+        earlier owner. Those that others have got since are not its own any more."""
+        for offset in range(start, end):
+            if self._check(offset, lease) is not Answer.TAKEN:
+                continue
+            if (held := self._leased.pop(offset, None)) is not None:
+                self._held[held.consumer] -= 1
+            self._waiting.pop(offset, None)
+            if offset >= self._next:
+                self._returned_end = max(self._returned_end, offset + 1)
+            self._lease(_Lease(lease, consumer, Offset(offset), Offset(offset + 1), deadline))
+            self._held[consumer] += 1
+
     def leave(self, consumer: int, now: int) -> list[Returned]:
         """Return everything that a consumer has leased: it is gone, and says so."""
         offsets = [offset for offset, lease in self._leased.items() if lease.consumer == consumer]
