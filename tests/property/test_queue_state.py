@@ -133,7 +133,8 @@ class QueueMachine(RuleBasedStateMachine):
             delivery = data.draw(st.sampled_from(self.given))
             offset, lease = delivery
             expected = self._expected(delivery)
-            self.state.keep(consumer, offset, offset + 1, lease, self.now + LEASE_US)
+            lost = self.state.keep(consumer, offset, offset + 1, lease, self.now + LEASE_US)
+            assert lost == ([] if expected is Answer.TAKEN else [offset])
             if expected is Answer.TAKEN:
                 self.holder[offset] = lease
                 self.deadline[offset] = self.now + LEASE_US

@@ -256,6 +256,23 @@ async def test_an_ack_after_a_move_is_stale_when_another_consumer_got_the_messag
             await fast.ack(again)
 
 
+async def test_a_consumer_that_is_back_drops_unseen_messages_that_others_have_got(simulation: Simulation) -> None:
+    async with (
+        queue_of(simulation, AWAY, messages=10, ack_timeout_ms=600_000) as (brokers, client),
+        program(brokers, "slow") as slow_client,
+    ):
+        slow = slow_client.queue_consumer("orders", "work", name="slow")
+        await take(slow, 1)
+        kill_program(brokers, "slow")
+        source = await served(brokers)
+        await brokers.move(0, next(each for each in AWAY if each != source))
+        assert await remaining(client) == list(range(10))
+        brokers.network.heal("slow")
+        await until(lambda: queue_at(brokers).counts().consumers == ("slow",))
+        await asyncio.sleep(1)
+        assert await slow.receive(timeout=5) is None
+
+
 @pytest.mark.parametrize("at", range(1, 12))
 async def test_a_crash_at_any_step_of_a_move_undoes_no_confirmed_ack(simulation: Simulation, at: int) -> None:
     async with queue_of(simulation, AWAY, messages=30) as (brokers, client):

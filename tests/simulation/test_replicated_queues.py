@@ -367,6 +367,26 @@ async def test_an_ended_replicated_segment_takes_acks_after_its_owner_died(
         assert set(await remaining(client)) == set(range(30)) - acked
 
 
+async def test_a_follower_with_a_damaged_journal_gets_the_owners_checkpoint_and_counts_again(
+    simulation: Simulation,
+) -> None:
+    async with replicated(simulation) as (brokers, client):
+        acked = await ack_some(client)
+        owner = brokers.owner(0)
+        damaged, other = [each for each in NAMES if each != owner]
+        brokers.kill(damaged)
+        (path,) = [each for each in brokers.disks[damaged].paths() if each.endswith(".queue")]
+        brokers.disks[damaged].corrupt(path, 25, b"\xff\xff")
+        await brokers.start(damaged)
+        await complete(brokers)
+        assert await knows(brokers, damaged, acked)
+        brokers.kill(other)
+        brokers.lose_disk(other)
+        async with client.queue_consumer("orders", "work") as consumer:
+            acked |= await ack(consumer, await take(consumer, 5))
+        assert await knows(brokers, damaged, acked)
+
+
 async def test_counts_of_deliveries_survive_the_owner(simulation: Simulation) -> None:
     async with replicated(simulation, messages=3) as (brokers, client):
         async with client.queue_consumer("orders", "work") as consumer:

@@ -410,6 +410,8 @@ class QueueOpened(_Body, frozen=True):
     ack_timeout_ms: int
     dead_letter_topic: str = ""
     """Where messages go that were delivered too often. The consumer brings them there."""
+    lost: tuple[int, ...] = ()
+    """Which messages of `holds` are settled, or others have got since."""
 
 
 class QueueRun(_Body, frozen=True):

@@ -78,8 +78,8 @@ class QueueChannels:
         self._channels[request.channel] = (channel, queue)
         policies = subscription.queue
         settings = QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries)
-        queue.attach(channel, settings, request.holds if request.placement == queue.placement else ())
-        return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic))
+        lost = queue.attach(channel, settings, request.holds if request.placement == queue.placement else ())
+        return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic, tuple(lost)))
 
     def answer(self, request: QueueAnswer) -> tuple[asyncio.Future[None], bytes]:
         """Take what a consumer says about its messages. Returns a future that is done when this is stored, and the

@@ -166,16 +166,19 @@ class SegmentQueue:
 
     def attach(
         self, channel: QueueChannel, settings: QueueSettings, holds: Sequence[tuple[int, int, int]] = ()
-    ) -> None:
-        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already."""
+    ) -> list[int]:
+        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already; return
+        those that are not its own any more."""
         _check_ranges([(start, stop) for start, stop, _ in holds], self._storage.log.confirmed.value)
+        lost = list[int]()
         deadline = self._clock.now_us() + settings.ack_timeout_us
         for start, stop, lease in holds:
-            self._state.keep(channel.key, start, stop, lease, deadline)
+            lost += self._state.keep(channel.key, start, stop, lease, deadline)
         self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
         self.pump()
+        return lost
 
     def detach(self, key: int, *, leave: bool) -> None:
         """Forget a channel. If its consumer leaves, its messages are handed out again now; otherwise it may be back,

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -191,6 +191,7 @@ class _Feed:
             raise
         if self.placement not in (0, opened.placement):
             self._forget()
+        self._lose(opened.lost)
         self.placement = opened.placement
         self._lease_s = opened.ack_timeout_ms / 1000
         consumer.dead_letter_topic = opened.dead_letter_topic
@@ -212,6 +213,12 @@ class _Feed:
         self._held = {offset: held for offset, held in self._held.items() if held[1] > now}
         said = [(each.offset, each.lease) for each in self._pending]
         return _ranges([*((offset, lease) for offset, (lease, _) in self._held.items()), *said])
+
+    def _lose(self, offsets: Iterable[int]) -> None:
+        """Drop messages that no program has seen here: others have got them."""
+        if lost := set(offsets):
+            self._held = {offset: held for offset, held in self._held.items() if offset not in lost}
+            self._consumer.drop_buffered(self, lost)
 
     def _forget(self) -> None:
         """Drop what is here: the subscription was set to another place, and answers to older messages do not count."""
@@ -633,8 +640,13 @@ class QueueConsumer:
             if not future.done():
                 future.set_result(None)
 
-    def drop_buffered(self, feed: _Feed) -> None:
-        self._buffer = deque(each for each in self._buffer if each.feed is not feed)
+    def drop_buffered(self, feed: _Feed, offsets: Container[int] | None = None) -> None:
+        """Drop messages of a segment that wait here: these, or all."""
+        self._buffer = deque(
+            each
+            for each in self._buffer
+            if each.feed is not feed or (offsets is not None and each.message.offset not in offsets)
+        )
 
     def fail(self, error: BraidError) -> None:
         """Make receiving raise this error from now on."""

@@ -197,11 +197,13 @@ class QueueState:
         self._lease(_Lease(lease, held.consumer, Offset(offset), Offset(offset + 1), deadline))
         return Answer.TAKEN
 
-    def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> None:
+    def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> list[int]:
         """Leave messages with a consumer that is back and has had them before: after a broken connection, or from an
-        earlier owner. Those that others have got since are not its own any more."""
+        earlier owner. Return those that are not its own any more: others have got them since, or they are settled."""
+        lost = list[int]()
         for offset in range(start, end):
             if self._check(offset, lease) is not Answer.TAKEN:
+                lost.append(offset)
                 continue
             if (held := self._leased.pop(offset, None)) is not None:
                 self._held[held.consumer] -= 1
@@ -210,6 +212,7 @@ class QueueState:
                 self._returned_end = max(self._returned_end, offset + 1)
             self._lease(_Lease(lease, consumer, Offset(offset), Offset(offset + 1), deadline))
             self._held[consumer] += 1
+        return lost
 
     def leave(self, consumer: int, now: int) -> list[Returned]:
         """Return everything that a consumer has leased: it is gone, and says so."""

@@ -1,0 +1,147 @@
+"""A queue of a replicated topic under random faults: those of replicated_world.py, with consumers that ack, return,
+forget and come back.
+
+- I9: no owner hands out a message after its ack was confirmed. Leases rise with owners and deliveries, so they tell
+  which deliveries came later. A message that was on its way before may still come to a program;
+- I2: every confirmed message comes, and is settled at the end;
+- I8: at the end no replica holds more of the queue than of the log.
+
+`python -m tests.kits.queue_world --first 100 --seeds 50` runs many seeds, longer than the tests do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from functools import partial
+from random import Random
+
+from braid.broker.queues.segment_queue import LEASE_BITS
+from braid.client.consuming.queue import QueueConsumer
+from braid.model.errors import AckStale, TimedOut
+from braid.model.message import QueueMessage
+from braid.testing.sim.loop import Simulation, run_simulation
+from tests.kits.brokers import PATH, running_brokers
+from tests.kits.replicated_world import BROKERS, FAULTS_S, LONG_S, SETTLED_S, ReplicatedWorld
+from tests.kits.waiting import until
+
+WORKERS = 3
+
+
+class QueueWorld(ReplicatedWorld):
+    def begin(self) -> None:
+        self.settled: dict[int, int] = {}
+        """By number whose ack was confirmed: a lease that every later delivery would exceed."""
+        self.deliveries = 0
+        self.stale = 0
+        self._ending = False
+
+    async def _read(self) -> None:
+        await self.client.admin.create_subscription("orders", "work", kind="queue", ack_timeout_ms=4_000)
+        workers = [asyncio.ensure_future(self._work(f"worker-{each}")) for each in range(WORKERS)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    async def _work(self, name: str) -> None:
+        while True:
+            prefetch = self.random.choice((1, 5, 100))
+            async with self.client.queue_consumer("orders", "work", name=name, prefetch=prefetch) as consumer:
+                for _ in range(self.random.randrange(5, 60)):
+                    if (message := await consumer.receive(timeout=5)) is not None:
+                        self._delivered(message)
+                        await self._answer(consumer, message)
+
+    def _delivered(self, message: QueueMessage) -> None:
+        self.deliveries += 1
+        number = int(message.value)
+        last = self.settled.get(number)
+        assert last is None or message.lease <= last, f"I9: message {number} was handed out after its confirmed ack"
+
+    async def _answer(self, consumer: QueueConsumer, message: QueueMessage) -> None:
+        chance = 1.0 if self._ending else self.random.random()
+        try:
+            if chance < 0.05:
+                return  # The program forgets it.
+            if chance < 0.15:
+                await consumer.nack(message, delay=self.random.choice((0, 0.5, 3)))
+                return
+            if chance < 0.2:
+                await consumer.extend(message, 6)
+            if chance < 0.3:
+                await asyncio.sleep(self.random.choice((0.1, 2, 5)))
+            await consumer.ack(message)
+        except AckStale:
+            self.stale += 1
+        except TimedOut:
+            pass  # It may be stored.
+        else:
+            # An earlier owner may have handed out the message again before the present one took this ack.
+            views = [each.cluster.owners.of_topic(PATH).values() for each in self.brokers.running.values()]
+            epoch = max((record.epoch for records in views for record in records), default=1)
+            is_present = message.lease >> LEASE_BITS == epoch
+            self.settled[int(message.value)] = message.lease if is_present else (epoch << LEASE_BITS)
+
+    async def _check(self, sending: asyncio.Future[None], reading: asyncio.Future[None]) -> None:
+        before = len(self.confirmed)
+        await until(lambda: len(self.confirmed) > before + 5)
+        sending.cancel()
+        await asyncio.wait([sending])
+        self._ending = True
+
+        def all_settled() -> bool:
+            if reading.done():
+                reading.result()
+            return self.settled.keys() >= self.confirmed.keys()
+
+        await until(all_settled, SETTLED_S)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert not self.broken, self.broken
+        for broker in self.brokers.running.values():
+            for segment in broker.segments.of_topic(PATH):
+                queue = segment.queues.get("work")
+                assert queue.snapshot().end <= segment.end, "I8"
+                await until(lambda queue=queue: queue.counts().ready == 0, 60)  # type: ignore[misc]
+
+
+async def run_queue_world(simulation: Simulation, duration_s: float = FAULTS_S) -> QueueWorld:
+    random = Random(simulation.random.random())
+    replicas, confirm = random.choice(((3, 2), (3, 2), (3, 3), (2, 2), (4, 2), (4, 3)))
+    shared = random.random() < 0.6
+    async with (
+        running_brokers(simulation, BROKERS, shared=shared) as brokers,
+        brokers.client(*BROKERS, timeout=3_600) as client,
+    ):
+        world = QueueWorld(simulation, brokers, client, replicas, confirm)
+        world.begin()
+        await world.run(duration_s)
+        return world
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run queues of replicated topics under random faults.")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=20)
+    options = parser.parse_args()
+    failed = 0
+    for seed in range(options.first, options.first + options.seeds):
+        try:
+            world = run_simulation(seed, partial(run_queue_world, duration_s=LONG_S))
+            counts = f"{len(world.settled)} settled, {world.deliveries} deliveries, {world.stale} stale"
+            print(f"{seed}: {counts}, {dict(world.faults)}", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"{seed}: FAILED: {error!r}", flush=True)
+    print(f"{options.seeds} seeds, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    logging.disable()
+    main()
