@@ -22,7 +22,7 @@ help:
 	@echo "make chaos     real brokers that are killed, frozen, cut off and wiped under load (SECONDS=$(SECONDS))"
 	@echo "make mutants   plant known defects in a copy of the code, and see a test notice each of them"
 	@echo "make bench     benchmarks against the limits of this machine"
-	@echo "make bench-peers   beside Redis, NATS and Kafka, where they are installed"
+	@echo "make bench-peers   beside Redis, NATS, Kafka and RabbitMQ, where they are installed"
 	@echo "make bench-kafka   three brokers beside three Kafka nodes, if KAFKA_HOME names a Kafka 4"
 	@echo "make format    let ruff format and fix what it can"
 	@echo "make lock      write constraints.txt anew from what is installed"
@@ -98,6 +98,7 @@ bench: setup
 
 bench-peers: setup
 	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.queue_peers
 
 bench-kafka: setup
 	$(BIN)/python -m benchmarks.kafka_replicas

@@ -21,6 +21,7 @@ import importlib.util
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -41,7 +42,7 @@ from braid.testing.processes import BrokerProcess
 SIZES = (100, 1024)
 PIPELINE = 500
 """Records in flight, or in one request."""
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 
 
 class Rates(NamedTuple):
@@ -223,9 +224,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(command: list[str], port: int) -> Iterator[None]:
-    """Run a server during the block. The caller owns its folder."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def server(command: list[str], port: int, environment: dict[str, str] | None = None) -> Iterator[None]:
+    """Run a server, and all processes that it starts, during the block. The caller owns its folder."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
     try:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while True:
@@ -236,7 +243,8 @@ def server(command: list[str], port: int) -> Iterator[None]:
             time.sleep(0.05)
         yield
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -201,7 +201,7 @@ class QueueJournal:
         if self._end + len(frame) > self._reserved:
             self._reserved = self._end + len(frame) + STEP_BYTES
             await self._file.reserve(self._reserved)
-        await _written(self._file, self._end, frame)
+        await self._file.write(self._end, [frame], sync=True)
         self._end += len(frame)
 
     async def _begin_file(self, checkpoint: _Pending) -> None:
@@ -265,22 +265,6 @@ class QueueJournal:
         self._reserved = len(data)
         self._last_number = number
         self.durable.advance(number)
-
-
-async def _written(file: DiskFile, position: int, frame: bytes) -> None:
-    """Write and sync without a thread, where the system can: a hop costs more than a small write and its sync."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def on_end(error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    file.start_write(position, [frame], sync=True, on_end=on_end)
-    await done
 
 
 def folder_of(segment_folder: str, subscription: str) -> str:

@@ -22,7 +22,6 @@ message may be delivered once more, but never after its ack was confirmed (I9).
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -67,16 +66,23 @@ DEFAULT_LIMITS: Final = QueueLimits()
 
 
 class _Lease:
-    """Of a run of messages. Some of them may be settled or returned by now."""
+    """Of a run of messages. Some of them may be settled or returned by now.
 
-    __slots__ = ("consumer", "deadline", "end", "number", "start")
+    A message may be leased alone, so each object counts: a lease stands in the heap itself, not in a tuple, and has a
+    small number instead of its end. Then such a message takes 230 B instead of 360.
+    """
 
-    def __init__(self, number: int, consumer: int, start: Offset, end: Offset, deadline: int) -> None:
+    __slots__ = ("consumer", "count", "deadline", "number", "start")
+
+    def __init__(self, number: int, consumer: int, start: Offset, count: int, deadline: int) -> None:
         self.number = number
         self.consumer = consumer
         self.start = start
-        self.end = end
+        self.count = count
         self.deadline = deadline
+
+    def __lt__(self, other: _Lease) -> bool:
+        return self.deadline < other.deadline
 
 
 class _Past(NamedTuple):
@@ -111,8 +117,7 @@ class QueueState:
         """By offset. The messages of a run share one lease."""
         self._held = Counter[int]()
         """By consumer: how many messages it has leased."""
-        self._ties = itertools.count()
-        self._deadlines: list[tuple[int, int, _Lease]] = []
+        self._deadlines: list[_Lease] = []
         """A heap of leases, some of them over."""
         self._past: dict[int, _Past] = {}
         """Of unsettled messages that were delivered before."""
@@ -194,7 +199,7 @@ class QueueState:
         held = self._leased.get(offset)
         if held is None or held.number != lease:
             return Answer.STALE
-        self._lease(_Lease(lease, held.consumer, Offset(offset), Offset(offset + 1), deadline))
+        self._lease(_Lease(lease, held.consumer, Offset(offset), 1, deadline))
         return Answer.TAKEN
 
     def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> list[int]:
@@ -229,9 +234,10 @@ class QueueState:
     def expire(self, now: int) -> list[Returned]:
         """Return the messages whose leases have run out."""
         returned: list[Returned] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            lease = heapq.heappop(self._deadlines)[2]
-            offsets = [each for each in range(lease.start, lease.end) if self._leased.get(each) is lease]
+        while self._deadlines and self._deadlines[0].deadline <= now:
+            lease = heapq.heappop(self._deadlines)
+            run = range(lease.start, lease.start + lease.count)
+            offsets = [each for each in run if self._leased.get(each) is lease]
             returned += [self._return(each, lease.number, now, seen=True) for each in offsets]
         return returned
 
@@ -292,7 +298,7 @@ class QueueState:
     @property
     def next_deadline(self) -> int | None:
         """When `expire` may have something to do."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines[0].deadline if self._deadlines else None
 
     @property
     def next_due(self) -> int | None:
@@ -335,17 +341,18 @@ class QueueState:
     def _hand(self, consumer: int, start: Offset, end: Offset, deadline: int, past: _Past) -> Handed:
         number = self._next_lease
         self._next_lease += 1
-        self._lease(_Lease(number, consumer, start, end, deadline))
+        self._lease(_Lease(number, consumer, start, end - start, deadline))
         self._held[consumer] += end - start
         return Handed(start, end, number, past.deliveries, past.reason)
 
     def _lease(self, lease: _Lease) -> None:
-        for offset in range(lease.start, lease.end):
+        self._leased[lease.start] = lease  # The same number, not another object that is equal.
+        for offset in range(lease.start + 1, lease.start + lease.count):
             self._leased[offset] = lease
-        heapq.heappush(self._deadlines, (lease.deadline, next(self._ties), lease))
+        heapq.heappush(self._deadlines, lease)
         if len(self._deadlines) > 2 * len(self._leased) + SWEEP_ABOVE:
             live = {id(each) for each in self._leased.values()}
-            self._deadlines = [each for each in self._deadlines if id(each[2]) in live]
+            self._deadlines = [each for each in self._deadlines if id(each) in live]
             heapq.heapify(self._deadlines)
 
     def _return(self, offset: int, lease: int, not_before: int, *, seen: bool, reason: str = "") -> Returned:
