@@ -199,16 +199,37 @@ async def test_a_damaged_journal_is_begun_anew_by_a_caller_that_knows_everything
     assert offsets_of(await read_image(disk, FOLDER)) == set(range(9))
 
 
-@pytest.mark.parametrize("faults", [DiskFaults(sync_failure=1.0), DiskFaults(capacity_bytes=1)], ids=["sync", "full"])
 @pytest.mark.parametrize("anew", [False, True], ids=["append", "begin-anew"])
-async def test_a_failing_disk_fails_the_watermark_and_all_that_comes_later(
-    disk: SimulatedDisk, faults: DiskFaults, anew: bool
-) -> None:
+async def test_a_full_disk_is_waited_for_and_confirms_nothing_meanwhile(disk: SimulatedDisk, anew: bool) -> None:
+    journal = await begun(disk)
+    await journal.durable.reached(journal.append(settled(0)))
+    disk.faults = DiskFaults(capacity_bytes=1)
+    number = journal.begin_anew(QueueSnapshot(5, 2)) if anew else journal.append(settled(*range(1, 90_000, 2)))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
+            await journal.durable.reached(number)
+    later = journal.append(settled(2))
+    disk.faults = DiskFaults()
+    await journal.durable.reached(later)
+    await journal.close()
+    assert 2 in offsets_of(await read_image(disk, FOLDER))
+
+
+async def test_a_journal_on_a_full_disk_can_be_closed(disk: SimulatedDisk) -> None:
+    journal = await begun(disk)
+    disk.faults = DiskFaults(capacity_bytes=1)
+    number = journal.append(settled(*range(1, 90_000, 2)))
+    await journal.close()
+    assert journal.durable.value < number
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["append", "begin-anew"])
+async def test_a_failing_disk_fails_the_watermark_and_all_that_comes_later(disk: SimulatedDisk, anew: bool) -> None:
     journal = await begun(disk)
     failures: list[BraidError] = []
     journal.on_failure = failures.append
     await journal.durable.reached(journal.append(settled(0)))
-    disk.faults = faults
+    disk.faults = DiskFaults(sync_failure=1.0)
     number = journal.begin_anew(QueueSnapshot(5, 2)) if anew else journal.append(settled(*range(1, 90_000, 2)))
     with pytest.raises(LogFailed):
         await journal.durable.reached(number)

@@ -61,6 +61,9 @@ MAX_FRAME_BYTES: Final = 64 << 20
 ROOM_S: Final = 1.0
 """How long a journal waits before it tries a full disk again."""
 
+CLOSE_S: Final = 5.0
+"""How long a journal that is closed waits for its disk. What was not confirmed may be lost."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -133,10 +136,11 @@ class QueueJournal:
         return self._take(snapshot)
 
     async def close(self) -> None:
-        """Write what was taken, and stop. Closing twice is fine."""
+        """Write what was taken, and stop; on a disk that is full, without that. Closing twice is fine."""
         if self._failure is None and self._task is not None:
-            with contextlib.suppress(BraidError):
-                await self.durable.reached(self._last_number)
+            with contextlib.suppress(BraidError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self.durable.reached(self._last_number)
         await self.abandon()
 
     async def abandon(self) -> None:
