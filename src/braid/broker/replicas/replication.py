@@ -255,14 +255,14 @@ class Replication:
         queues = self._queues
         if queues is None or not queues.all() or self._stopped:
             return
-        for follower in self._streams.keys() - self._queue_streams.keys():
+        for follower in sorted(self._streams.keys() - self._queue_streams.keys()):
             about = {"segment": str(self._name), "topic_id": self._topic_id, "epoch": self._record.epoch}
             stream = QueueStream(follower, queues, about, self._calls.call, self._count)
             key = f"events {follower}"
             if key not in self._tasks:
                 self._queue_streams[follower] = stream
                 self._tasks.start(key, stream.run(), name=f"send events of {self._name} to {follower}")
-        for follower in self._queue_streams.keys() - self._streams.keys():
+        for follower in sorted(self._queue_streams.keys() - self._streams.keys()):
             del self._queue_streams[follower]
             if (task := self._tasks.get(f"events {follower}")) is not None:
                 task.cancel()
