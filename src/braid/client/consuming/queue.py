@@ -41,6 +41,7 @@ from braid.model.errors import (
     BraidError,
     InvalidArgument,
     ProtocolError,
+    RepeatDiffers,
     SegmentNotFound,
     TimedOut,
 )
@@ -118,6 +119,8 @@ class _Feed:
         """Done when the channel is over: with the reason, or with None if nothing is left of the segment."""
         self.placement = 0
         self._lease_s = 0.0
+        self._early: list[tuple[QueueDelivery, memoryview | None]] = []
+        """Deliveries that came before the answer to QUEUE_OPEN: only the answer names their placement."""
         self._batch: ReceivedBatch | None = None
         self._messages: list[Message] = []
         self._pending: list[_Said] = []
@@ -151,7 +154,7 @@ class _Feed:
         topic = await consumer.map()
         over: asyncio.Future[BraidError | None] = asyncio.get_running_loop().create_future()
         self._over = over
-        self._batch, self._messages = None, []
+        self._batch, self._messages, self._early = None, [], []
         self._number = link.open_queue(self)
         request = QueueOpen(
             self._number,
@@ -174,6 +177,9 @@ class _Feed:
         consumer.dead_letter_topic = opened.dead_letter_topic
         self._link = link
         owner.worked()
+        early, self._early = self._early, []
+        for delivery, payload in early:
+            self.on_queue_delivery(delivery, payload)
         self.flush()
         return await over
 
@@ -186,6 +192,9 @@ class _Feed:
 
     def on_queue_delivery(self, delivery: QueueDelivery, payload: memoryview | None) -> None:
         if self._over is None or self._over.done():
+            return
+        if self._link is None:
+            self._early.append((delivery, payload))
             return
         try:
             if payload is not None:
@@ -475,7 +484,7 @@ class QueueConsumer:
         except BraidError as error:
             failure = error
         self.closed = True
-        for feed in self._feeds.values():
+        for feed in list(self._feeds.values()):  # A feed may end meanwhile.
             try:
                 await feed.close(self.timeout_s)
             except BraidError as error:
@@ -582,9 +591,17 @@ class QueueConsumer:
         """Publish a dead letter, and settle the message."""
         try:
             app = f"dead letter {self.topic} {self.subscription} {feed.segment} {feed.placement} {offsets.start}"
-            async with self._client.repeatable_producer(self.dead_letter_topic, app=app, part=0, era=0) as producer:
-                await producer.add(row)
-                await producer.finish()
+            writer = self._client.repeatable_producer(self.dead_letter_topic, app=app, part=0, era=0)
+            try:
+                async with writer:
+                    await writer.add(row)
+                    await writer.finish()
+            finally:
+                await writer.producer.end()  # Also if this was cancelled while the writer was being opened.
+            for offset in offsets:
+                feed.say("ack", offset, lease)
+        except RepeatDiffers:
+            # It is stored under this identity: another consumer knew of fewer deliveries, or of another reason.
             for offset in offsets:
                 feed.say("ack", offset, lease)
         except BraidError as error:
