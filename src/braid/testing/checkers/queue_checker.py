@@ -117,8 +117,10 @@ class QueueWatch:
         self._note(number, settled, events.returned)
 
     def _note(self, number: int, settled: Collection[int], returned: tuple[Returned, ...]) -> None:
-        self.placement.taken.update(settled)
-        self._pending.append(_Pending(number, self.placement, frozenset(settled), returned))
+        # An ack of a message below the start settles nothing.
+        counting = frozenset(offset for offset in settled if offset >= self.placement.start)
+        self.placement.taken.update(counting)
+        self._pending.append(_Pending(number, self.placement, counting, returned))
 
     def on_confirmed(self, number: int) -> set[int]:
         """Hear that enough disks have everything up to this number. Returns the messages that are settled for good now
@@ -251,15 +253,16 @@ class QueueChecker:
         if found is None or place.offset not in found.confirmed:
             raise PromiseBroken("I9", f"an ack of {place} was answered before enough disks had it")
 
-    def refused(self, place: Place, lease: int, *, ack: bool) -> None:
-        """Hear that a program was told that its answer is stale: another consumer must have got the message."""
+    def refused(self, place: Place, lease: int, *, ack: bool, extends: bool = False) -> None:
+        """Hear that a program was told that its answer is stale: another consumer must have got the message, or it is
+        too late to extend the lease."""
         self.stale += 1
         found = self.find(place)
         assert found is not None
         if ack:
             found.acked[place.offset].discard(lease)
         current = self._placements[place.segment]
-        if len(current) == 1 and found.handed[place.offset] <= lease:
+        if not extends and len(current) == 1 and found.handed[place.offset] <= lease:
             raise PromiseBroken("leases", f"an answer to {place} under lease {lease} was stale, and nobody else got it")
 
     # The end.

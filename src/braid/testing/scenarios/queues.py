@@ -186,7 +186,13 @@ class SimulatedQueues:
         clock = queue._clock
         attach, take_answer, detach, reset = queue.attach, queue.answer, queue.detach, queue.reset
 
+        def is_alive() -> bool:
+            """The timers of a broker that was killed may still run. Nothing hears of what they do."""
+            return self._cluster.machines[broker.id].broker is broker
+
         def on_events(number: int, events: QueueEvents | QueueSnapshot) -> None:
+            if not is_alive():
+                return
             self._checked(lambda: watch.on_events(number, events, clock.now_us()))
 
         def on_confirmed() -> None:
@@ -197,7 +203,8 @@ class SimulatedQueues:
 
             def sent(batch: StoredBatch, handed: Sequence[Handed], max_deliveries: int, end: int) -> None:
                 deadline_us = clock.now_us() + settings.ack_timeout_us
-                self._checked(lambda: watch.handed(handed, channel.key, deadline_us))
+                if is_alive():
+                    self._checked(lambda: watch.handed(handed, channel.key, deadline_us))
                 send(batch, handed, max_deliveries, end)
 
             channel.send = sent  # type: ignore[method-assign]
@@ -365,12 +372,14 @@ class QueueProgram:
             if random.random() < 0.1:
                 await asyncio.sleep(random.uniform(0, 1.0))
 
-    async def _tolerantly(self, message: QueueMessage, work: Awaitable[None], *, ack: bool = False) -> bool:
+    async def _tolerantly(
+        self, message: QueueMessage, work: Awaitable[None], *, ack: bool = False, extends: bool = False
+    ) -> bool:
         """Say something about a message; return whether that is stored."""
         try:
             await work
         except AckStale:
-            self._queues.checker.refused(place_of(message), message.lease, ack=ack)
+            self._queues.checker.refused(place_of(message), message.lease, ack=ack, extends=extends)
             return False
         except BraidError as error:
             if not self._cluster.explains(error):
@@ -430,7 +439,7 @@ class QueueProgram:
         timeout_s = self._queues.ack_timeout_s
         for message in messages:
             more_s = timeout_s * self._random.uniform(0.1, 2.0)
-            await self._tolerantly(message, self._consumer.extend(message, more_s))
+            await self._tolerantly(message, self._consumer.extend(message, more_s), extends=True)
         await asyncio.sleep(timeout_s * self._random.uniform(0.1, 1.5))
         await self._ack_together(messages)
 
