@@ -161,7 +161,7 @@ class SegmentQueue:
         if self._channels.pop(key, None) is None:
             return
         self._turns.remove(key)
-        if leave and not self._stopped:
+        if leave and not self._is_over:
             self._note_returned(self._state.leave(key, self._clock.now_us()))
             self.pump()
 
@@ -199,7 +199,7 @@ class SegmentQueue:
 
     def pump(self) -> None:
         """Hand out what can be handed out now."""
-        if self._stopped or self._reading is not None:
+        if self._is_over or self._reading is not None:
             return
         now = self._clock.now_us()
         self._note_returned(self._state.expire(now))
@@ -270,8 +270,13 @@ class SegmentQueue:
 
     # Steps.
 
+    @property
+    def _is_over(self) -> bool:
+        """Tell whether nothing can be stored any more: the segment is being closed, or opened again."""
+        return self._stopped or self._journal.durable.error is not None
+
     def _check_open(self) -> None:
-        if self._stopped:
+        if self._is_over:
             raise LogClosed(f"the queue {self.subscription} of {self.name} is closed")
 
     def _next_channel(self) -> QueueChannel | None:
