@@ -276,7 +276,7 @@ class _Feed:
         link = self._link
         if link is None or not self._pending or self._under_way >= ANSWERS_UNDER_WAY:
             return
-        said, self._pending = self._pending, []
+        said, self._pending = _one_for_each(self._pending)
         acks = _ranges([(each.offset, each.lease) for each in said if each.kind == "ack"])
         nacks = tuple(
             (each.offset, each.lease, each.amount_us, each.seen, each.reason) for each in said if each.kind == "nack"
@@ -720,6 +720,17 @@ def _leased(message: Message, run: QueueRun, placement: int) -> QueueMessage:
         run.lease,
         placement,
     )
+
+
+def _one_for_each(pending: list[_Said]) -> tuple[list[_Said], list[_Said]]:
+    """Return answers of which no two are different ones to the same message, and the others. A reply names messages
+    whose answers are stale. A consumer that got a message twice may have said two things of it, and one may count."""
+    chosen: dict[int, tuple[str, int]] = {}
+    now, later = list[_Said](), list[_Said]()
+    for said in pending:
+        answer = (said.kind, said.lease)
+        (now if chosen.setdefault(said.offset, answer) == answer else later).append(said)
+    return now, later
 
 
 def _ranges(acks: list[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
