@@ -22,6 +22,7 @@ from braid.client.consuming.stream import StreamConsumer
 from braid.client.producing.open_batch import ProducerBatch
 from braid.client.producing.producer import Producer
 from braid.model.errors import (
+    AckStale,
     BraidError,
     ClientClosed,
     ConsumerReplaced,
@@ -183,7 +184,7 @@ class ClientMachine:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
-        except (ConsumerReplaced, SubscriptionNotFound):
+        except (ConsumerReplaced, SubscriptionNotFound, AckStale):
             pass  # Its last acks count no more.
         except BraidError as error:
             self._may_happen(error)
