@@ -121,7 +121,9 @@ class SegmentQueue:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self.placement = image.placement
-        self._state = QueueState(image.settled, image.returned.values(), first_lease=(epoch << LEASE_BITS) + 1)
+        self._state = QueueState(
+            image.settled, self._from_store(image.returned.values()), first_lease=(epoch << LEASE_BITS) + 1
+        )
         self.confirmed: Final = Watermark(0)
         """Of the journal's numbers: enough disks have these events."""
         self._held: dict[str, int] = {}
@@ -162,7 +164,7 @@ class SegmentQueue:
             return
         self._turns.remove(key)
         if leave and not self._is_over:
-            self._note_returned(self._state.leave(key, self._clock.now_us()))
+            self._note_returned(self._state.leave(key, self._now()))
             self.pump()
 
     def answer(self, answer: QueueAnswer) -> tuple[int, list[int]]:
@@ -173,7 +175,7 @@ class SegmentQueue:
         stale: list[int] = []
         settled: list[tuple[int, int]] = []
         returned: list[Returned] = []
-        now = self._clock.now_us()
+        now = self._now()
         for start, stop, lease in answer.acks:
             _check_range(start, stop, end)
             refused = self._state.ack(start, stop, lease)
@@ -191,7 +193,7 @@ class SegmentQueue:
             _check_range(offset, offset + 1, end)
             if self._state.extend(offset, lease, now + min(max(more_us, 0), MAX_DELAY_US)) is Answer.STALE:
                 stale.append(offset)
-        self._note(QueueEvents(tuple(settled), tuple(returned)))
+        self._note(QueueEvents(tuple(settled), self._to_store(returned)))
         self.pump()
         return self._journal.last_number, stale
 
@@ -201,7 +203,7 @@ class SegmentQueue:
         """Hand out what can be handed out now."""
         if self._is_over or self._reading is not None:
             return
-        now = self._clock.now_us()
+        now = self._now()
         self._note_returned(self._state.expire(now))
         while (channel := self._next_channel()) is not None:
             offset = self._state.peek(now, self._storage.log.confirmed.value)
@@ -230,7 +232,7 @@ class SegmentQueue:
     # What operators ask.
 
     def counts(self) -> QueueCounts:
-        now, end = self._clock.now_us(), self._storage.log.confirmed.value
+        now, end = self._now(), self._storage.log.confirmed.value
         leased, delayed = self._state.leased, self._state.delayed(now)
         base = self._state.settled.base
         return QueueCounts(
@@ -244,7 +246,7 @@ class SegmentQueue:
 
     def snapshot(self) -> QueueSnapshot:
         settled = self._state.settled
-        return QueueSnapshot(self.placement, settled.base, tuple(settled), tuple(self._state.returned()))
+        return QueueSnapshot(self.placement, settled.base, tuple(settled), self._to_store(self._state.returned()))
 
     @property
     def last_number(self) -> int:
@@ -269,6 +271,26 @@ class SegmentQueue:
         return self.snapshot()
 
     # Steps.
+
+    def _now(self) -> int:
+        """Return µs of a clock that nobody sets: leases and delays run by it."""
+        return int(self._clock.monotonic() * 1e6)
+
+    def _to_store(self, returned: Iterable[Returned]) -> tuple[Returned, ...]:
+        """Write times as other brokers read them: µs since 1970. What is due now is due on every broker, whatever its
+        clock says."""
+        now, since_1970 = self._now(), self._clock.now_us()
+        return tuple(
+            each._replace(not_before=since_1970 + each.not_before - now if each.not_before > now else 0)
+            for each in returned
+        )
+
+    def _from_store(self, returned: Iterable[Returned]) -> list[Returned]:
+        now, since_1970 = self._now(), self._clock.now_us()
+        return [
+            each._replace(not_before=now + each.not_before - since_1970 if each.not_before > since_1970 else 0)
+            for each in returned
+        ]
 
     @property
     def _is_over(self) -> bool:
@@ -301,7 +323,7 @@ class SegmentQueue:
         header = batch.header
         self._note_oldest(header.base_offset, header.next_offset, header.min_timestamp)
         ttl_us = self._message_ttl_us()
-        if ttl_us is not None and header.max_timestamp + ttl_us <= now:
+        if ttl_us is not None and header.max_timestamp + ttl_us <= self._clock.now_us():
             self._expire_messages(header.base_offset, header.next_offset)
             return True
         free = channel.prefetch - self._state.held(channel.key)
@@ -352,7 +374,7 @@ class SegmentQueue:
             self._oldest = (base, timestamp)
 
     def _note_returned(self, returned: Iterable[Returned]) -> None:
-        self._note(QueueEvents(returned=tuple(returned)))
+        self._note(QueueEvents(returned=self._to_store(returned)))
 
     def _note(self, events: QueueEvents) -> None:
         """Store events that are true in memory."""
