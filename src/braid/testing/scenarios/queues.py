@@ -183,7 +183,9 @@ class SimulatedQueues:
         return segment.cursors._placed_by.get(NAME, NO_REQUEST) != NO_REQUEST
 
     def _follow(self, queue: SegmentQueue, watch: QueueWatch, segment: OwnedSegment, broker: Broker) -> None:
-        clock = queue._clock
+        def now_us() -> int:
+            return int(queue._clock.monotonic() * 1e6)
+
         attach, take_answer, detach, reset = queue.attach, queue.answer, queue.detach, queue.reset
 
         def is_alive() -> bool:
@@ -193,7 +195,7 @@ class SimulatedQueues:
         def on_events(number: int, events: QueueEvents | QueueSnapshot) -> None:
             if not is_alive():
                 return
-            self._checked(lambda: watch.on_events(number, events, clock.now_us()))
+            self._checked(lambda: watch.on_events(number, events, now_us()))
 
         def on_confirmed() -> None:
             self._checked(lambda: self._on_confirmed(queue, watch, segment, broker))
@@ -202,7 +204,7 @@ class SimulatedQueues:
             send = channel.send
 
             def sent(batch: StoredBatch, handed: Sequence[Handed], max_deliveries: int, end: int) -> None:
-                deadline_us = clock.now_us() + settings.ack_timeout_us
+                deadline_us = now_us() + settings.ack_timeout_us
                 if is_alive():
                     self._checked(lambda: watch.handed(handed, channel.key, deadline_us))
                 send(batch, handed, max_deliveries, end)
@@ -211,10 +213,10 @@ class SimulatedQueues:
             attach(channel, settings)
 
         def answered(answer: QueueAnswer) -> tuple[int, list[int]]:
-            now_us = clock.now_us()
+            now = now_us()
             watch.answering(
                 [(offset, lease) for offset, lease, *_ in answer.nacks],
-                [(offset, lease, now_us + more_us) for offset, lease, more_us in answer.extensions],
+                [(offset, lease, now + more_us) for offset, lease, more_us in answer.extensions],
             )
             try:
                 return take_answer(answer)
