@@ -80,6 +80,9 @@ class QueueCopies:
     async def _journal(self, storage: ReplicaStorage, name: SegmentName, subscription: str) -> QueueJournal:
         async with self._opening:
             journal = self._journals.get((name, subscription))
+            if journal is not None and journal.durable.error is not None:
+                await journal.abandon()  # A checkpoint follows: it needs nothing of what could not be written.
+                journal = None
             if journal is None:
                 journal = await QueueJournal.open(storage.disk, folder_of(storage.folder, subscription))
                 self._journals[name, subscription] = journal
