@@ -47,7 +47,7 @@ from braid.model.errors import (
 )
 from braid.model.message import DELIVER_AT, EXPIRES_AT, Message, QueueMessage, header_ms
 from braid.model.names import TopicName, check_name
-from braid.ports.tasks import cancel
+from braid.ports.tasks import all_of, cancel
 from braid.wire.link import Link, within
 from braid.wire.operations import (
     END_OF_SEGMENT,
@@ -126,6 +126,8 @@ class _Feed:
         self._pending: list[_Said] = []
         self._under_way = 0
         self._flushing = False
+        self._settled = False
+        """Whether the owner has said that nothing is left of the segment: everything is settled, and stored."""
 
     # The channel.
 
@@ -175,8 +177,11 @@ class _Feed:
         self.placement = opened.placement
         self._lease_s = opened.ack_timeout_ms / 1000
         consumer.dead_letter_topic = opened.dead_letter_topic
-        self._link = link
         owner.worked()
+        if over.done():  # It came before the answer.
+            link.forget_queue(self._number)
+            return over.result()
+        self._link, self._settled = link, False
         early, self._early = self._early, []
         for delivery, payload in early:
             self.on_queue_delivery(delivery, payload)
@@ -226,7 +231,9 @@ class _Feed:
     def on_closed(self, error: Closed | BraidError) -> None:
         if isinstance(error, Closed):
             if error.code == END_OF_SEGMENT:
+                self._settled = True
                 self._end(None)
+                self.flush()
                 return
             error = error_from(ErrorBody(error.code, error.message, error.retriable))
         if error.code == RESET:
@@ -274,6 +281,12 @@ class _Feed:
         """Send what gathered."""
         self._flushing = False
         link = self._link
+        if link is None and self._settled:  # No channel will take these answers, and none needs to.
+            waiting, self._pending = self._pending, []
+            for each in waiting:
+                self._settle(each, None)
+            self._consumer.on_answered()
+            return
         if link is None or not self._pending or self._under_way >= ANSWERS_UNDER_WAY:
             return
         said, self._pending = _one_for_each(self._pending)
@@ -336,15 +349,19 @@ class _Feed:
         """Whether no answer waits or is under way."""
         return not self._pending and not self._under_way
 
-    async def close(self, timeout_s: float) -> None:
-        """Tell the owner that this consumer leaves: its messages are handed out again now."""
+    async def close(self, timeout_s: float) -> BraidError | None:
+        """Tell the owner that this consumer leaves: its messages are handed out again now. Return what went wrong."""
         link = self._link
         if link is None:
-            return
+            return None
         link.forget_queue(self._number)
         self._link = None
         request = link.request(Kind.CLOSE, encode(Close(self._number)))
-        await within(request, timeout_s, f"closing the queue of segment {self.segment} was not answered")
+        try:
+            await within(request, timeout_s, f"closing the queue of segment {self.segment} was not answered")
+        except BraidError as error:
+            return None if may_pass(error) else error
+        return None
 
 
 class QueueConsumer:
@@ -484,11 +501,8 @@ class QueueConsumer:
         except BraidError as error:
             failure = error
         self.closed = True
-        for feed in list(self._feeds.values()):  # A feed may end meanwhile.
-            try:
-                await feed.close(self.timeout_s)
-            except BraidError as error:
-                failure = failure or (None if may_pass(error) else error)
+        failures = await all_of(feed.close(self.timeout_s) for feed in list(self._feeds.values()))
+        failure = failure or next(filter(None, failures), None)
         await self.end()
         if failure is not None:
             raise failure
