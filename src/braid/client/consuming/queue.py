@@ -75,6 +75,8 @@ DEFAULT_PREFETCH: Final = 100
 MAX_PREFETCH: Final = 100_000
 LOOK_AGAIN_S: Final = 30.0
 """How often a segment is looked at that had nothing left: a seek may have set the subscription back."""
+SAY_AGAIN_S: Final = 0.1
+"""After answers were refused for a while."""
 ANSWERS_UNDER_WAY: Final = 64
 """Of one segment."""
 UNREADABLE_DELAY_S: Final = 10.0
@@ -138,7 +140,8 @@ class _Feed:
                 error = await self._attached(owner)
             except BraidError as failure:
                 error = failure
-            self._link = None
+            finally:
+                self._link = None
             if isinstance(error, SegmentNotFound):
                 return  # Retention has taken it, with everything that it held.
             if error is None:
@@ -323,8 +326,11 @@ class _Feed:
                 else:
                     self._settle(each, None)
         self._consumer.on_answered()
-        if self._pending:
+        if self._pending and error is None:
             self.flush()
+        elif self._pending and not self._flushing:  # If the channel is over, the next one sends them before that.
+            self._flushing = True
+            asyncio.get_running_loop().call_later(SAY_AGAIN_S, self.flush)
 
     def _refuse(self, said: _Said) -> None:
         self._settle(

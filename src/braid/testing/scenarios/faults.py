@@ -71,7 +71,7 @@ class ClusterFaults:
         """What no client notices. The numbers say how often: with one broker, and with several."""
         operator, deletes = self._cluster.operator, 5 if self._cluster.retention else 0
         transitions = 6 if self._cluster.transitions else 0
-        replicas = self._cluster.replicas
+        replicas, jumps = self._cluster.replicas, 0 if self._cluster.queues.delays else 1
         return [
             (self._rest, 8, 4),
             (operator.move, 0, 8),
@@ -83,7 +83,7 @@ class ClusterFaults:
             (operator.use_side_topic, 2, 2),
             (self._delete_old_records, deletes, deletes),
             (self._let_client_leave, 2, 2),
-            (self._jump_clock, 1, 1),
+            (self._jump_clock, jumps, jumps),
             (self._let_views_lag, 1, 2 + transitions // 3),
             (self._downgrade, 0, 1 if transitions and not replicas.there else 0),  # It could hold no replica.
             (replicas.change_replicas, 0, 8 if replicas.change else 0),

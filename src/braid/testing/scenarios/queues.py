@@ -65,6 +65,8 @@ class SimulatedQueues:
         random = Random(f"queues of {cluster.simulation.seed}")
         self.ack_timeout_s = random.choice(ACK_TIMEOUT_S)
         self._max_deliveries = random.choice(MAX_DELIVERIES)
+        self.delays = self.there and random.random() < 0.6
+        """Whether messages are returned for later. Then no clock jumps: the next owner would wait for the jump, too."""
         self.names = [NAME] if self.there else []
         self.topics: list[str] = []
         """Beside the simulated one."""
@@ -432,7 +434,7 @@ class QueueProgram:
         await self._ack_together(messages)
 
     async def _nack(self, messages: list[QueueMessage]) -> None:
-        delay_s = self._random.choice([0.0, 0.0, 0.2, 3.0])
+        delay_s = self._random.choice([0.0, 0.0, 0.2, 3.0]) if self._queues.delays else 0.0
         for message in messages:
             if await self._tolerantly(message, self._consumer.nack(message, delay_s, "it did not work")):
                 self._queues.nacked()
