@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from braid.broker.error_mapping import to_reader
+from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.channel import QueueChannel
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed
@@ -361,7 +361,7 @@ class SegmentQueue:
         except BraidError as error:
             if not self._stopped:
                 _log.warning("offset %d of %s cannot be read: %s", offset, self.name, error)
-                failure = to_reader(error)
+                failure = to_client(to_reader(error))
                 self.close_channels(failure.code, str(failure), retriable=True)
                 await asyncio.sleep(READ_AGAIN_S)
         finally:
