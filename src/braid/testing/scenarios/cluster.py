@@ -228,8 +228,6 @@ class QueueCounts(Counts):
     queue_seeks: int = 0
     queues_opened: int = 0
     """By an owner that was not the first one, with acks that an earlier one has confirmed."""
-    queues_elected: int = 0
-    """Of those: after a vote."""
     states_handed_over: int = 0
     """Of those: with a state that the last owner has stored in the metadata."""
     dead_letters: int = 0

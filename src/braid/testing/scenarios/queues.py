@@ -174,8 +174,6 @@ class SimulatedQueues:
         if before is not None and before.number == snapshot.placement and before.confirmed:
             self._count("queues_opened")
             self._count("states_handed_over", bool(segment.cursors.handed_over(NAME)))
-            record = self._cluster.inspector.record(segment.name)
-            self._count("queues_elected", record is not None and bool(record.replicas) and not record.clean)
         watch = QueueWatch(self.checker, number, owner, snapshot, sought=self._is_sought(segment))
         self._watches[queue] = watch
         watch.begun(queue.last_number, snapshot)
