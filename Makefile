@@ -83,6 +83,7 @@ simulate: setup
 	$(BIN)/python -m braid.testing.simulate broker --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate cluster --seeds $(SEEDS)
 	$(BIN)/python -m braid.testing.simulate replicas --seeds $(SEEDS)
+	$(BIN)/python -m braid.testing.simulate queues --seeds $(SEEDS)
 	$(BIN)/python -m tests.kits.replicated_world --seeds $(SEEDS)
 
 # SEED= repeats the faults of a run. METADATA=etcd, STORAGE=local.

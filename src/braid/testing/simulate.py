@@ -1,5 +1,4 @@
-"""`python -m braid.testing.simulate log --seeds 2000`, or `broker`, `cluster`, `replicas`: run many seeds and say what
-happened."""
+"""`python -m braid.testing.simulate log --seeds 2000`, or another one: run many seeds and say what happened."""
 
 from __future__ import annotations
 
@@ -12,7 +11,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from braid.testing.scenarios.cluster import Counts, simulate_broker, simulate_cluster, simulate_replicas
+from braid.testing.scenarios.cluster import (
+    Counts,
+    QueueCounts,
+    simulate_broker,
+    simulate_cluster,
+    simulate_queues,
+    simulate_replicas,
+)
 from braid.testing.scenarios.log_simulation import LogCounts, simulate_log
 
 SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
@@ -20,6 +26,7 @@ SIMULATIONS: dict[str, tuple[Callable[[int], Any], type[Any]]] = {
     "broker": (simulate_broker, Counts),
     "cluster": (simulate_cluster, Counts),
     "replicas": (simulate_replicas, Counts),
+    "queues": (simulate_queues, QueueCounts),
 }
 """The function that runs one seed, and the type of its result."""
 SHOWN_FAILURES = 3

@@ -318,7 +318,7 @@ class Subscriptions:
             segments = self._segments.of_topic(each)
             known = await self._list(each) if segments else {}
             for segment in segments:
-                for name in segment.cursors.all().keys() ^ known.keys():
+                for name in sorted(segment.cursors.all().keys() ^ known.keys()):
                     async with self._lock(segment.name.topic, name):
                         entry = await self._store.get(paths.subscription(each, name))
                         if entry is None:

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from braid.broker.error_mapping import to_reader
+from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.channel import QueueChannel
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed
@@ -133,7 +133,9 @@ class SegmentQueue:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self.placement = image.placement
-        self._state = QueueState(image.settled, image.returned.values(), first_lease=(epoch << LEASE_BITS) + 1)
+        self._state = QueueState(
+            image.settled, self._from_store(image.returned.values()), first_lease=(epoch << LEASE_BITS) + 1
+        )
         self.confirmed: Final = Watermark(0)
         """Of the journal's numbers: enough disks have these events."""
         self._held: dict[str, int] = {}
@@ -186,8 +188,8 @@ class SegmentQueue:
         if self._channels.pop(key, None) is None:
             return
         self._turns.remove(key)
-        if leave and not self._stopped:
-            self._note_returned(self._state.leave(key, self._clock.now_us()))
+        if leave and not self._is_over:
+            self._note_returned(self._state.leave(key, self._now()))
             self.pump()
         self._state.forget(key)
 
@@ -199,7 +201,7 @@ class SegmentQueue:
         stale: list[int] = []
         settled: list[tuple[int, int]] = []
         returned: list[Returned] = []
-        now = self._clock.now_us()
+        now = self._now()
         for start, stop, lease in answer.acks:
             refused = self._state.ack(start, stop, lease)
             stale += refused
@@ -218,7 +220,7 @@ class SegmentQueue:
         for offset, lease, more_us in answer.extensions:
             if self._state.extend(offset, lease, now + min(max(more_us, 0), MAX_DELAY_US)) is Answer.STALE:
                 stale.append(offset)
-        self._note(QueueEvents(tuple(settled), tuple(returned)))
+        self._note(QueueEvents(tuple(settled), self._to_store(returned)))
         self.pump()
         return self._journal.last_number, stale
 
@@ -226,9 +228,9 @@ class SegmentQueue:
 
     def pump(self) -> None:
         """Hand out what can be handed out now."""
-        if self._stopped or self._reading is not None:
+        if self._is_over or self._reading is not None:
             return
-        now = self._clock.now_us()
+        now = self._now()
         self._note_returned(self._state.expire(now))
         while (channel := self._next_channel()) is not None:
             offset = self._state.peek(now, self._storage.log.confirmed.value)
@@ -258,7 +260,7 @@ class SegmentQueue:
     # What operators ask.
 
     def counts(self) -> QueueCounts:
-        now, end = self._clock.now_us(), self._storage.log.confirmed.value
+        now, end = self._now(), self._storage.log.confirmed.value
         leased, delayed = self._state.leased, self._state.delayed(now)
         base = self._state.settled.base
         return QueueCounts(
@@ -275,7 +277,7 @@ class SegmentQueue:
 
     def snapshot(self) -> QueueSnapshot:
         settled = self._state.settled
-        return QueueSnapshot(self.placement, settled.base, tuple(settled), tuple(self._state.returned()))
+        return QueueSnapshot(self.placement, settled.base, tuple(settled), self._to_store(self._state.returned()))
 
     @property
     def last_number(self) -> int:
@@ -334,8 +336,33 @@ class SegmentQueue:
 
     # Steps.
 
+    def _now(self) -> int:
+        """Return µs of a clock that nobody sets: leases and delays run by it."""
+        return int(self._clock.monotonic() * 1e6)
+
+    def _to_store(self, returned: Iterable[Returned]) -> tuple[Returned, ...]:
+        """Write times as other brokers read them: µs since 1970. What is due now is due on every broker, whatever its
+        clock says."""
+        now, since_1970 = self._now(), self._clock.now_us()
+        return tuple(
+            each._replace(not_before=since_1970 + each.not_before - now if each.not_before > now else 0)
+            for each in returned
+        )
+
+    def _from_store(self, returned: Iterable[Returned]) -> list[Returned]:
+        now, since_1970 = self._now(), self._clock.now_us()
+        return [
+            each._replace(not_before=now + each.not_before - since_1970 if each.not_before > since_1970 else 0)
+            for each in returned
+        ]
+
+    @property
+    def _is_over(self) -> bool:
+        """Tell whether nothing can be stored any more: the segment is being closed, or opened again."""
+        return self._stopped or self._journal.durable.error is not None
+
     def _check_open(self) -> None:
-        if self._stopped:
+        if self._is_over:
             raise LogClosed(f"the queue {self.subscription} of {self.name} is closed")
 
     def _next_channel(self) -> QueueChannel | None:
@@ -360,7 +387,7 @@ class SegmentQueue:
         header = batch.header
         self._note_oldest(header.base_offset, header.next_offset, header.min_timestamp)
         ttl_us = self._message_ttl_us()
-        if ttl_us is not None and header.max_timestamp + ttl_us <= now:
+        if ttl_us is not None and header.max_timestamp + ttl_us <= self._clock.now_us():
             self._expire_messages(header.base_offset, header.next_offset)
             return True
         free = channel.prefetch - self._state.held(channel.key)
@@ -408,7 +435,7 @@ class SegmentQueue:
         except BraidError as error:
             if not self._stopped:
                 _log.warning("offset %d of %s cannot be read: %s", offset, self.name, error)
-                failure = to_reader(error)
+                failure = to_client(to_reader(error))
                 self.close_channels(failure.code, str(failure), retriable=True)
                 await asyncio.sleep(READ_AGAIN_S)
         finally:
@@ -421,7 +448,7 @@ class SegmentQueue:
             self._oldest = (base, timestamp)
 
     def _note_returned(self, returned: Iterable[Returned]) -> None:
-        self._note(QueueEvents(returned=tuple(returned)))
+        self._note(QueueEvents(returned=self._to_store(returned)))
 
     def _note(self, events: QueueEvents) -> None:
         """Store events that are true in memory."""

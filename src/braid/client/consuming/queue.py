@@ -41,12 +41,13 @@ from braid.model.errors import (
     BraidError,
     InvalidArgument,
     ProtocolError,
+    RepeatDiffers,
     SegmentNotFound,
     TimedOut,
 )
 from braid.model.message import DELIVER_AT, EXPIRES_AT, Message, QueueMessage, header_ms
 from braid.model.names import TopicName, check_name
-from braid.ports.tasks import cancel
+from braid.ports.tasks import all_of, cancel
 from braid.wire.link import Link, within
 from braid.wire.operations import (
     END_OF_SEGMENT,
@@ -75,6 +76,8 @@ DEFAULT_PREFETCH: Final = 100
 MAX_PREFETCH: Final = 100_000
 LOOK_AGAIN_S: Final = 30.0
 """How often a segment is looked at that had nothing left: a seek may have set the subscription back."""
+SAY_AGAIN_S: Final = 0.1
+"""After answers were refused for a while."""
 ANSWERS_UNDER_WAY: Final = 64
 """Of one segment."""
 SWEEP_ABOVE: Final = 64
@@ -148,7 +151,8 @@ class _Feed:
                 error = await self._attached(owner)
             except BraidError as failure:
                 error = failure
-            self._link = None
+            finally:
+                self._link = None
             if isinstance(error, SegmentNotFound):
                 return  # Retention has taken it, with everything that it held.
             if error is None:
@@ -195,10 +199,11 @@ class _Feed:
         self.placement = opened.placement
         self._lease_s = opened.ack_timeout_ms / 1000
         consumer.dead_letter_topic = opened.dead_letter_topic
+        owner.worked()
         if over.done():  # The owner had to say only that nothing is left.
+            link.forget_queue(self._number)
             return over.result()
         self._link = link
-        owner.worked()
         # Deliveries mean what the reply says. The loop may read both before this task goes on.
         early, self._early = self._early, None
         for each in early or ():
@@ -331,7 +336,7 @@ class _Feed:
         link = self._link
         if link is None or not (self._pending or self._leaving) or self._under_way >= ANSWERS_UNDER_WAY:
             return
-        said, self._pending = self._pending, []
+        said, self._pending = _one_for_each(self._pending)
         leaving, self._leaving = self._leaving, False
         acks = _ranges([(each.offset, each.lease) for each in said if each.kind == "ack"])
         nacks = tuple(
@@ -376,8 +381,11 @@ class _Feed:
                 else:
                     self._settle(each, None)
         self._consumer.on_answered()
-        if self._pending:
+        if self._pending and error is None:
             self.flush()
+        elif self._pending and not self._flushing:  # If the channel is over, the next one sends them before that.
+            self._flushing = True
+            asyncio.get_running_loop().call_later(SAY_AGAIN_S, self.flush)
 
     def _refuse(self, said: _Said) -> None:
         self._settle(
@@ -411,15 +419,19 @@ class _Feed:
         """Whether no answer waits or is under way."""
         return not self._pending and not self._under_way
 
-    async def close(self, timeout_s: float) -> None:
-        """Tell the owner that this consumer leaves: its messages are handed out again now."""
+    async def close(self, timeout_s: float) -> BraidError | None:
+        """Tell the owner that this consumer leaves: its messages are handed out again now. Return what went wrong."""
         link = self._link
         if link is None:
-            return
+            return None
         link.forget_queue(self._number)
         self._link = None
         request = link.request(Kind.CLOSE, encode(Close(self._number)))
-        await within(request, timeout_s, f"closing the queue of segment {self.segment} was not answered")
+        try:
+            await within(request, timeout_s, f"closing the queue of segment {self.segment} was not answered")
+        except BraidError as error:
+            return None if may_pass(error) else error
+        return None
 
 
 class QueueConsumer:
@@ -568,11 +580,8 @@ class QueueConsumer:
         except BraidError as error:
             failure = error
         self.closed = True
-        for feed in self._feeds.values():
-            try:
-                await feed.close(self.timeout_s)
-            except BraidError as error:
-                failure = failure or (None if may_pass(error) else error)
+        failures = await all_of(feed.close(self.timeout_s) for feed in list(self._feeds.values()))
+        failure = failure or next(filter(None, failures), None)
         await self.end()
         if failure is not None:
             raise failure
@@ -698,9 +707,17 @@ class QueueConsumer:
         """Publish a dead letter, and settle the message."""
         try:
             app = f"dead letter {self.topic} {self.subscription} {feed.segment} {feed.placement} {offsets.start}"
-            async with self._client.repeatable_producer(self.dead_letter_topic, app=app, part=0, era=0) as producer:
-                await producer.add(row)
-                await producer.finish()
+            writer = self._client.repeatable_producer(self.dead_letter_topic, app=app, part=0, era=0)
+            try:
+                async with writer:
+                    await writer.add(row)
+                    await writer.finish()
+            finally:
+                await writer.producer.end()  # Also if this was cancelled while the writer was being opened.
+            for offset in offsets:
+                feed.say("ack", offset, lease)
+        except RepeatDiffers:
+            # It is stored under this identity: another consumer knew of fewer deliveries, or of another reason.
             for offset in offsets:
                 feed.say("ack", offset, lease)
         except BraidError as error:
@@ -841,6 +858,17 @@ def _leased(message: Message, run: QueueRun, placement: int) -> QueueMessage:
         run.lease,
         placement,
     )
+
+
+def _one_for_each(pending: list[_Said]) -> tuple[list[_Said], list[_Said]]:
+    """Return answers of which no two are different ones to the same message, and the others. A reply names messages
+    whose answers are stale. A consumer that got a message twice may have said two things of it, and one may count."""
+    chosen: dict[int, tuple[str, int]] = {}
+    now, later = list[_Said](), list[_Said]()
+    for said in pending:
+        answer = (said.kind, said.lease)
+        (now if chosen.setdefault(said.offset, answer) == answer else later).append(said)
+    return now, later
 
 
 def _ranges(acks: list[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:

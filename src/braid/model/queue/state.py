@@ -315,8 +315,9 @@ class QueueState:
             return Answer.TAKEN if held.number == lease else Answer.STALE
         waiting = self._waiting.get(offset)
         last = waiting.lease if waiting is not None else 0
-        of_an_earlier_owner = 0 < lease < self._first_lease
-        return Answer.TAKEN if (last and lease == last) or (not last and of_an_earlier_owner) else Answer.STALE
+        # This owner has not handed it out: which lease of an earlier owner was the last one is not known here.
+        of_an_earlier_owner = 0 < lease < self._first_lease and last < self._first_lease
+        return Answer.TAKEN if lease == last > 0 or of_an_earlier_owner else Answer.STALE
 
     def _first_due(self, now: int) -> Offset | None:
         while self._due:

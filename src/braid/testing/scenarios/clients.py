@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from braid.client.client import Client, connect
 from braid.client.consuming.checkpoint import END, CheckpointConsumer, ConsumerCheckpoint
@@ -21,6 +22,7 @@ from braid.client.consuming.stream import StreamConsumer
 from braid.client.producing.open_batch import ProducerBatch
 from braid.client.producing.producer import Producer
 from braid.model.errors import (
+    AckStale,
     BraidError,
     ClientClosed,
     ConsumerReplaced,
@@ -34,7 +36,7 @@ from braid.model.errors import (
 )
 from braid.model.message import Message, MessageId
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.topic_history import ConsumerHistory, Seek
+from braid.testing.checkers.topic_history import ConsumerHistory, Seek, TopicHistory
 from braid.testing.scenarios.shared_reading import share_segments
 from braid.testing.sim.loop import Process
 
@@ -50,6 +52,8 @@ NOWHERE: Final = -1
 """The place of a record of which only that it is stored is known."""
 CLOSE_TIMEOUT_S: Final = 60.0
 """Closing a client ends after its timeouts, whatever happens around it."""
+ROWS: Final = (1, 5, 20)
+"""Of a block of a sink."""
 
 
 class Saved(msgspec.Struct):
@@ -58,6 +62,42 @@ class Saved(msgspec.Struct):
     checkpoint: bytes
     results: dict[int, dict[int, bytes]]
     """By segment and offset, every value that the program has read."""
+
+
+class Sink:
+    """What a streaming query writes, and writes again.
+
+    A sink has one micro-batch at a time. Any client may write it, several at the same time, and again after it is
+    stored, as a query does that was restarted. However often that happens, each row is stored once (I10, I11).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.era = -1
+        """The number of the micro-batch."""
+        self.stored = True
+        """Whether an attempt has stored all of it: only then may the next one begin."""
+        self.blocks: list[Any] = []
+        """Arrow tables, the same in each attempt."""
+
+    def begin(self, random: Random, producer: int, history: TopicHistory) -> None:
+        """Make the next micro-batch, of values that nothing else has."""
+        self.era += 1
+        self.stored = False
+        self.blocks = []
+        number = 0
+        for _ in range(random.randint(1, 3)):
+            keys, values = [], []
+            for _ in range(random.choice(ROWS)):
+                number += 1
+                keys.append(b"key-%d" % random.randrange(8) if random.random() < 0.7 else None)
+                values.append(b"%d/%d/" % (producer, number))
+                history.give(producer, number, keys[-1], values[-1])
+            self.blocks.append(pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}))
+
+    def values(self) -> Iterator[bytes]:
+        for block in self.blocks:
+            yield from block.column("value").to_pylist()
 
 
 class ClientMachine:
@@ -132,6 +172,8 @@ class ClientMachine:
         programs += random.choices(others, k=random.randint(0, 2))
         if self.cluster.shares:
             programs.append(self._share_segments)
+        if self.cluster.queues.there:
+            programs += [self._take_from_queue] * random.randint(1, 2)
         self.silent = self.cluster.transitions and random.random() < 0.1
         if self.silent:
             programs.append(self._never_ack_a_push)
@@ -142,7 +184,7 @@ class ClientMachine:
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await client.close()
-        except (ConsumerReplaced, SubscriptionNotFound):
+        except (ConsumerReplaced, SubscriptionNotFound, AckStale):
             pass  # Its last acks count no more.
         except BraidError as error:
             self._may_happen(error)
@@ -168,7 +210,7 @@ class ClientMachine:
     async def _produce(self, client: Client) -> None:
         random = self.random
         if self._done_publishing():
-            await self._pause(1.0)
+            await self.pause(1.0)
             return
         tight = random.random() < 0.2
         sizes = [64, 1_000, 20_000, 256 << 10]
@@ -292,7 +334,7 @@ class ClientMachine:
     async def _write_micro_batches(self, client: Client) -> None:
         """Write the micro-batch of a sink, perhaps a second time, or go on to the next one."""
         random, cluster = self.random, self.cluster
-        await self._pause(random.choice([0.05, 0.5, 2.0]))
+        await self.pause(random.choice([0.05, 0.5, 2.0]))
         if self._done_publishing():
             return
         sink = random.choice(cluster.sinks)
@@ -454,7 +496,7 @@ class ClientMachine:
             if saved is not None and cluster.saved.get(name) is saved:
                 del cluster.saved[name]  # Its records are lost: the program begins anew.
         # Over a fast network, reading the whole log again and again would be most of what the simulation does.
-        await self._pause(random.choice([0.05, 0.5, 2.0]))
+        await self.pause(random.choice([0.05, 0.5, 2.0]))
 
     def _explains_refusal(self, error: OffsetOutOfRange | SegmentNotFound, saved: Saved | None, started: bool) -> bool:
         """Whether a program may be refused at its checkpoint, or later: what it has to read is deleted or lost."""
@@ -482,13 +524,17 @@ class ClientMachine:
     async def _never_ack_a_push(self, client: Client) -> None:
         """Be a client that takes over the routing that it is told, and does not tell so."""
         silence(client)
-        await self._pause(0.2)
+        await self.pause(0.2)
+
+    async def _take_from_queue(self, client: Client) -> None:
+        await self.cluster.queues.take(self, client)
+        await self.pause(self.random.choice([0.0, 0.05, 1.0]))
 
     async def _share_segments(self, client: Client) -> None:
         await share_segments(self, client, TOPIC)
-        await self._pause(self.random.choice([0.05, 0.5, 2.0]))
+        await self.pause(self.random.choice([0.05, 0.5, 2.0]))
 
-    async def _pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 await self.leaving.wait()

@@ -49,15 +49,15 @@ from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.layout_checker import LayoutChecker
 from braid.testing.checkers.ownership_checker import OwnershipChecker
 from braid.testing.checkers.topic_history import TopicHistory
-from braid.testing.scenarios.clients import RACED, TOPIC, ClientMachine, Saved, on_a_bad_day
+from braid.testing.scenarios.clients import RACED, TOPIC, ClientMachine, Saved, Sink, on_a_bad_day
 from braid.testing.scenarios.faults import ClusterFaults
 from braid.testing.scenarios.inspector import PATH, Inspector
 from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import Operator
+from braid.testing.scenarios.queues import QUEUES, SimulatedQueues
 from braid.testing.scenarios.replicas import REPLICAS, SimulatedReplicas
 from braid.testing.scenarios.settling import Settling
 from braid.testing.scenarios.shared_reading import SharedResults
-from braid.testing.scenarios.sinks import Sink
 from braid.testing.sim.captured_log import LogCapture, run_with_log
 from braid.testing.sim.loop import OUTSIDE, Process, Simulation
 from braid.testing.sim.network import SimulatedNetwork
@@ -79,6 +79,8 @@ RETENTION: Final[tuple[dict[str, int], ...]] = (
 )
 JUMP_S: Final = 10.0
 """A decision that a leader made before its clock jumped is carried out within this time."""
+ALONE_WITH_QUEUES: Final = 0.15
+"""The share of seeds with queues that have one broker."""
 STEP_LIMIT: Final = 3_000_000
 """Of the loop: some twenty times what a seed takes. One that goes round in circles ends here, in seconds."""
 
@@ -210,6 +212,27 @@ class Counts(msgspec.Struct):
             setattr(self, field, getattr(self, field) + getattr(other, field))
 
 
+class QueueCounts(Counts):
+    """What a simulation of queues did."""
+
+    queue_messages: int = 0
+    """That programs got; one that comes again counts again."""
+    queue_acks: int = 0
+    """That programs were told of."""
+    acks_on_disks: int = 0
+    """Confirmed acks that were compared with the disks of the replicas."""
+    stale_answers: int = 0
+    time_outs: int = 0
+    """Leases that ran out."""
+    nacks: int = 0
+    queue_seeks: int = 0
+    queues_opened: int = 0
+    """By an owner that was not the first one, with acks that an earlier one has confirmed."""
+    states_handed_over: int = 0
+    """Of those: with a state that the last owner has stored in the metadata."""
+    dead_letters: int = 0
+
+
 class SimulatedCluster:
     """What all parts of one simulation share, and its course."""
 
@@ -223,7 +246,7 @@ class SimulatedCluster:
         random = self.random
         self.zombies = favoured == ZOMBIES
         loses = favoured in LOSSES
-        self.gentle = random.random() < shape.gentle and favoured in ("", REPLICAS)
+        self.gentle = random.random() < shape.gentle and favoured in ("", REPLICAS, QUEUES)
         self.durability = "memory" if random.random() < shape.memory else "fsync"
         self.segments = random.randint(1, 4)
         """How many the topic begins with."""
@@ -240,10 +263,11 @@ class SimulatedCluster:
         self.replicas = SimulatedReplicas(self, shape.replicated)
         if self.replicas.there:
             self.durability = "fsync"
+        self.queues = SimulatedQueues(self)
         # Without shared storage, a loss is all that a broker has: there is nothing left to compare.
         spares = self.gentle or self.shared is None or self.replicas.there
         self.lossy = not spares and (random.random() < shape.lossy or loses)
-        self.counts = Counts(
+        self.counts = (QueueCounts if self.queues.there else Counts)(
             1,
             gentle=int(self.gentle),
             lossy=int(self.lossy),
@@ -371,6 +395,7 @@ class SimulatedCluster:
             await client.admin.set_auto_scale_policy(TOPIC, self.operator.layouts.policy())
         if not self.retention:  # It would keep everything: no consumer moves it.
             await client.admin.create_subscription(TOPIC, RACED, start="earliest")
+        await self.queues.create(client)
 
     async def _inject_faults(self) -> None:
         actions = self.faults.actions(self.favoured)
@@ -413,13 +438,14 @@ class SimulatedCluster:
             asyncio.get_running_loop().call_soon(self._on_transition, new.transition, context=OUTSIDE)
 
     def _steady_subscriptions(self, path: str) -> list[str]:
-        names = [*self.subscriptions, *([] if self.retention else [RACED])]
+        names = [*self.subscriptions, *self.queues.names, *([] if self.retention else [RACED])]
         return names if path == PATH else []
 
     def _on_transaction(self, operations: Sequence[Operation]) -> None:
         self.cursors.on_transaction(operations)
         self.layouts.on_transaction(operations)
         self.ends.on_transaction(operations)
+        self.queues.on_transaction(operations)
 
     def _on_record(self, path: str, descriptor: str, record: Ownership) -> None:
         self.layouts.on_record(path, descriptor, record)
@@ -542,6 +568,12 @@ def simulate_cluster(seed: int, favoured: str = "") -> Counts:
 def simulate_replicas(seed: int) -> Counts:
     """Run one seed with three to five brokers and a topic with replicas; see `simulate_cluster`."""
     return _simulate(seed, SEVERAL_BROKERS, REPLICAS)
+
+
+def simulate_queues(seed: int) -> Counts:
+    """Run one seed whose topic has a queue subscription: with one broker or several, with and without replicas."""
+    alone = Random(f"brokers of {seed}").random() < ALONE_WITH_QUEUES
+    return _simulate(seed, ONE_BROKER if alone else SEVERAL_BROKERS, QUEUES)
 
 
 def _simulate(seed: int, shape: ClusterShape, favoured: str) -> Counts:

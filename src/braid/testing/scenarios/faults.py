@@ -24,6 +24,7 @@ from braid.model.errors import BraidError, TimedOut
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.scenarios.inspector import PATH
 from braid.testing.scenarios.machine import SLOW_DISK, BrokerMachine
+from braid.testing.scenarios.queues import QUEUES
 from braid.testing.scenarios.replicas import REPLICAS
 from braid.testing.sim.disk import NO_FAULTS
 
@@ -55,7 +56,7 @@ class ClusterFaults:
         chosen = [(action, alone if self._cluster.alone else several) for action, alone, several in table]
         if self._cluster.zombies:
             favoured = "freeze"
-        elif favoured == REPLICAS:
+        elif favoured in (REPLICAS, QUEUES):
             favoured = ""  # They are there, and everything happens as often as otherwise.
         names = [action.__name__.strip("_") for action, _ in chosen]
         if favoured and favoured not in names:
@@ -70,7 +71,7 @@ class ClusterFaults:
         """What no client notices. The numbers say how often: with one broker, and with several."""
         operator, deletes = self._cluster.operator, 5 if self._cluster.retention else 0
         transitions = 6 if self._cluster.transitions else 0
-        replicas = self._cluster.replicas
+        replicas, jumps = self._cluster.replicas, 0 if self._cluster.queues.delays else 1
         return [
             (self._rest, 8, 4),
             (operator.move, 0, 8),
@@ -82,7 +83,7 @@ class ClusterFaults:
             (operator.use_side_topic, 2, 2),
             (self._delete_old_records, deletes, deletes),
             (self._let_client_leave, 2, 2),
-            (self._jump_clock, 1, 1),
+            (self._jump_clock, jumps, jumps),
             (self._let_views_lag, 1, 2 + transitions // 3),
             (self._downgrade, 0, 1 if transitions and not replicas.there else 0),  # It could hold no replica.
             (replicas.change_replicas, 0, 8 if replicas.change else 0),
@@ -92,6 +93,7 @@ class ClusterFaults:
         operator = self._cluster.operator
         seeks, sleeps = (5, 2) if self._cluster.transitions else (2, 0)
         replicas, copies = self._cluster.replicas, 1 if self._cluster.replicas.there else 0
+        queues = 1 if self._cluster.queues.there else 0
         return [
             (self._crash_broker, 5, 4),
             (self._crash_at_write, 2, 4),
@@ -109,6 +111,7 @@ class ClusterFaults:
             (self._depose_leaders, 0, sleeps),
             (operator.seek, 5, seeks),
             (operator.race, 2, 3),
+            (self._cluster.queues.seek, queues, queues),
             (operator.use_brief_subscription, 2, 1),
             (operator.recover, 0, 6 if self._cluster.lossy else 0),
             (self._replace_disk, 0, 3 if self._cluster.lossy else 0),

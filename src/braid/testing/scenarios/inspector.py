@@ -122,6 +122,7 @@ class Inspector:
             raise broker.failed.result()
         self._check_lease(broker)
         self._cluster.replicas.check_files(machine)
+        self._cluster.queues.look(machine)
         for segment in broker.segments.of_topic(PATH):
             if segment not in self._known:
                 self._meet(segment, broker)
@@ -146,10 +147,11 @@ class Inspector:
         least = self._least_ends.pop(number, 0)
         if start.offset < least:
             raise PromiseBroken("I2", f"{segment.name} goes on at {start.offset}, chunks had reached {least}")
-        record = self._record(segment.name)
+        record = self.record(segment.name)
         if record is not None and record.is_held_by(broker.id, segment.epoch):
             self._cluster.history.begins(number, segment.earliest)
         self.transitions.meet(segment, record)
+        self._cluster.queues.meet(segment, broker)
         self._follow(segment, broker)
 
     def _follow(self, segment: OwnedSegment, broker: Broker) -> None:
@@ -176,7 +178,7 @@ class Inspector:
             value = self._confirmed[number] = confirmed.value
             self._highest[number] = max(value, self._highest[number])
             what = f"{segment.name} confirmed {value} on {broker.id} in epoch {segment.epoch}"
-            record = self._record(segment.name)
+            record = self.record(segment.name)
             if not broker.cluster.registration.may_act():
                 self._cluster.failed(PromiseBroken("I3", f"{what}, whose lease it knows to be over"))
             if self._cluster.store._server.get(paths.broker(broker.id)) is None:
@@ -318,7 +320,7 @@ class Inspector:
         if self._cursors_seen.get(segment) == revision:
             return  # What is stored has not changed, and what is synced stays so.
         self._cursors_seen[segment] = revision
-        record = self._record(segment.name)
+        record = self.record(segment.name)
         if record is None or record.owner != broker.id or self._servers[segment.name.id] is not broker:
             return  # Cursors are about the log of another owner.
         for entry in self._cluster.store._server.list(paths.cursors_prefix(PATH, segment.name.descriptor)).entries:
@@ -406,15 +408,16 @@ class Inspector:
         """A call deletes a segment only when every subscription has left it (I5)."""
         if path != PATH:
             return
-        for name in (*self._cluster.subscriptions, RACED):
-            mark = paths.drained(PATH, self._name(segment).descriptor, name)
+        for name in (*self._cluster.subscriptions, *self._cluster.queues.names, RACED):
+            mark = paths.drained(PATH, self.name_of(segment).descriptor, name)
             if not self._cluster.retention and self._cluster.store._server.get(mark) is None:
                 raise PromiseBroken("I5", f"segment {segment} is deleted, and {name} is not marked as drained there")
         self._cluster.history.pruned(segment, end)
+        self._cluster.queues.pruned[segment] = end
 
     # ── how far everything is ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _record(self, name: SegmentName) -> Ownership | None:
+    def record(self, name: SegmentName) -> Ownership | None:
         entry = self._cluster.store._server.get(paths.ownership(name.topic.path, name.descriptor))
         return Ownership.from_json(entry.value) if entry is not None else None
 
@@ -430,13 +433,13 @@ class Inspector:
         """Return the segments of the layout, and those that are to come into it."""
         return sorted(self.topic().segments)
 
-    def _name(self, segment: int) -> SegmentName:
+    def name_of(self, segment: int) -> SegmentName:
         known = self._cluster.layouts.segments(PATH)
         return SegmentName.of(TopicName.parse(PATH), known[SegmentId(segment)])
 
     def stored_cursor(self, subscription: str, segment: int) -> int:
         """What the metadata store has, -1 for nothing."""
-        entry = self._cluster.store._server.get(paths.cursor(PATH, self._name(segment).descriptor, subscription))
+        entry = self._cluster.store._server.get(paths.cursor(PATH, self.name_of(segment).descriptor, subscription))
         return decode(Cursor, entry.value).offset if entry is not None else -1
 
     def end(self, segment: int) -> int:
@@ -448,7 +451,7 @@ class Inspector:
         return self._least_ends.get(segment, 0)
 
     def records(self) -> dict[int, Ownership]:
-        records = {segment: self._record(self._name(segment)) for segment in self.segments()}
+        records = {segment: self.record(self.name_of(segment)) for segment in self.segments()}
         return {segment: record for segment, record in records.items() if record is not None}
 
     def owners(self) -> dict[int, str]:
@@ -458,7 +461,7 @@ class Inspector:
         """Those whose owner serves them, in the record's epoch, with no move ahead."""
         served: dict[int, OwnedSegment] = {}
         for segment in self.segments():
-            record = self._record(self._name(segment))
+            record = self.record(self.name_of(segment))
             if record is None or record.state is not OwnershipState.SERVING or record.move is not None:
                 continue
             broker = self._cluster.machines[record.owner].broker
@@ -468,7 +471,7 @@ class Inspector:
 
     def has_lost(self) -> bool:
         """Whether a segment waits for a broker that is gone, or that cannot open it."""
-        records = [self._record(self._name(segment)) for segment in self.segments()]
+        records = [self.record(self.name_of(segment)) for segment in self.segments()]
         return any(
             record.state is not OwnershipState.SEALED
             and (record.failures or self._cluster.store._server.get(paths.broker(record.owner)) is None)
@@ -489,7 +492,7 @@ class Inspector:
         """Whether no transition is under way, and nothing is left of segments that the topic does not have."""
         entries = self._cluster.store._server.list(paths.topic_segments_prefix(PATH)).entries
         there = {found[1] for entry in entries if (found := paths.segment_of_ownership(entry.key)) is not None}
-        names = {self._name(segment).descriptor for segment in self.segments()}
+        names = {self.name_of(segment).descriptor for segment in self.segments()}
         return self.topic().transition is None and there == names
 
     def is_finalized(self) -> bool:
@@ -507,13 +510,13 @@ class Inspector:
         return len(served) == len(self.segments()) and all(
             max(segment.cursors.all()[name], segment.earliest) == segment.end
             for segment in served.values()
-            for name in self._cluster.subscriptions
+            for name in (*self._cluster.subscriptions, *self._cluster.queues.names)
         )
 
     def whereabouts(self) -> str:
         served = self.served()
         ends = {number: segment.end for number, segment in served.items()}
-        records = {number: self._record(self._name(number)) for number in self.segments()}
+        records = {number: self.record(self.name_of(number)) for number in self.segments()}
         missing = {name: self._cluster.history.missing(name, ends)[:5] for name in self._cluster.subscriptions}
         cursors = {number: segment.cursors.all() for number, segment in served.items()}
         brokers = [each.broker for each in self._cluster.machines.values() if each.broker is not None]

@@ -25,6 +25,7 @@ from braid.model.errors import (
     DiskError,
     InvalidArgument,
     MoveRefused,
+    NotAvailable,
     SegmentNotFound,
     SubscriptionBusy,
     SubscriptionExists,
@@ -333,8 +334,9 @@ class Operator:
             for _ in range(self._random.choice([1, 1, 2])):
                 await self._use_topic(name)
 
-        # Too few brokers may be there for its replicas.
-        self.in_background(self.tolerantly(use, (InvalidArgument,) if self._cluster.replicas.there else ()))
+        # Too few brokers may be there for its replicas, or one of an earlier version.
+        refused = (InvalidArgument, NotAvailable) if self._cluster.replicas.there else ()
+        self.in_background(self.tolerantly(use, refused))
 
     async def _use_topic(self, name: str) -> None:
         random, cluster = self._random, self._cluster

@@ -29,6 +29,7 @@ from braid.testing.checkers.ownership_checker import Segment
 from braid.testing.checkers.replica_checker import BatchContent, ReplicaChecker, check_same_producers
 from braid.testing.scenarios.clients import TOPIC
 from braid.testing.scenarios.machine import BrokerMachine
+from braid.testing.scenarios.queues import QUEUES
 
 if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster
@@ -58,7 +59,10 @@ class SimulatedReplicas:
         self._cluster = cluster
         # Of its own: a seed without replicas takes the course that it took before there were any.
         random = Random(f"replicas of {cluster.simulation.seed}")
-        wanted = cluster.favoured == REPLICAS or (not cluster.favoured and random.random() < share)
+        if cluster.favoured == QUEUES:
+            share *= 2
+        drawn = cluster.favoured in ("", QUEUES) and random.random() < share
+        wanted = cluster.favoured == REPLICAS or drawn
         self.there = wanted
         """Whether the topic has replicas, at times at least."""
         self.change = self.there and random.random() < 0.6

@@ -114,12 +114,14 @@ class Settling:
         if await self._inspector.read_as_client(stored) != stored:
             raise PromiseBroken("I1", "a client reads another log than storage holds")
         await self._check_checkpoints(log)
+        await cluster.queues.check_the_end(stored)
         cluster.counts.shared_results = cluster.shared_results.stored
         cluster.shared_results.check_whole(log)
         cluster.counts.records = sum(map(len, log.values()))
         cluster.counts.deleted = sum(each is None for records in log.values() for each in records)
         self._count()
-        await self._delete_topic(TOPIC)
+        for name in (TOPIC, *cluster.queues.topics):
+            await self._delete_topic(name)
         for machine in cluster.machines.values():
             await cluster.faults.close(machine)
 

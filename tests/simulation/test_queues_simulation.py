@@ -1,0 +1,48 @@
+"""Queue subscriptions in the cluster's simulation: seeds that met a defect once, and all that such seeds meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.testing.scenarios.cluster import QueueCounts, simulate_queues
+
+FAILED_ONCE = {
+    5: "a delivery that overtook the answer to its channel's opening had no placement",
+    7: "one stale answer to a message made the other answer to it stale",
+    9: "a dead letter that was stored with another count was tried again for ever",
+    10: "a consumer that was closed left the opening of a dead letter's writer behind",
+    18: "a queue whose journal had failed went on",
+}
+"""Seeds, and the defect that each has found. They have taken another course since."""
+MET = (
+    "queue_messages",
+    "queue_acks",
+    "acks_on_disks",
+    "stale_answers",
+    "time_outs",
+    "nacks",
+    "queues_opened",
+    "states_handed_over",
+    "moves",
+    "power_losses",
+    "layouts",
+    "votes",
+    "dead_letters",
+    "client_crashes",
+)
+
+pytestmark = pytest.mark.xdist_group("simulated-queues")  # The last test looks at the seeds of the others.
+total = QueueCounts()
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_seeds_that_failed_once_hold_their_promises(seed: int) -> None:
+    counts = simulate_queues(seed)
+    assert counts.confirmed > 0
+    total.add(counts)
+
+
+def test_seeds_meet_everything_that_happens_to_queues() -> None:
+    if total.seeds < len(FAILED_ONCE):
+        pytest.skip("only some of the seeds have run")
+    assert not [field for field in MET if not getattr(total, field)]

@@ -1,0 +1,166 @@
+"""The checker of queues notices each broken promise, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.model.ids import Offset
+from braid.model.queue.events import QueueEvents, QueueSnapshot, Returned
+from braid.model.queue.state import Handed
+from braid.testing.checkers.history import PromiseBroken
+from braid.testing.checkers.queue_checker import Place, QueueChecker, QueueWatch
+
+FIRST_LEASE = 1 << 31
+
+
+def watched(checker: QueueChecker, snapshot: QueueSnapshot | None = None) -> QueueWatch:
+    snapshot = snapshot or QueueSnapshot(1, 0)
+    watch = QueueWatch(checker, 0, "b1", snapshot, sought=False)
+    watch.begun(1, snapshot)
+    watch.on_confirmed(1)
+    return watch
+
+
+def hand(watch: QueueWatch, offset: int, lease: int = FIRST_LEASE, deliveries: int = 0, until: int = 100) -> None:
+    watch.handed([Handed(Offset(offset), Offset(offset + 1), lease, deliveries, "")], 1, until)
+
+
+def settle(watch: QueueWatch, offset: int, number: int) -> None:
+    watch.on_events(number, QueueEvents(((offset, offset + 1),)), 0)
+
+
+def give_back(watch: QueueWatch, offset: int, number: int, now: int, deliveries: int = 1) -> None:
+    watch.on_events(number, QueueEvents(returned=(Returned(Offset(offset), deliveries, 0),)), now)
+
+
+def test_message_is_not_handed_out_after_its_ack_was_confirmed() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0)
+    settle(watch, 0, 2)
+    assert watch.on_confirmed(2) == {0}
+    with pytest.raises(PromiseBroken, match="I9"):
+        hand(watch, 0, FIRST_LEASE + 1)
+
+
+def test_next_owner_knows_confirmed_acks() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    settle(watch, 3, 2)
+    watched(checker)  # The ack was not confirmed: it may be lost.
+    watch.on_confirmed(2)
+    watched(checker, QueueSnapshot(1, 0, ((3, 4),)))
+    with pytest.raises(PromiseBroken, match="I9"):
+        watched(checker)
+
+
+def test_next_owner_invents_no_acks() -> None:
+    checker = QueueChecker()
+    watched(checker)
+    with pytest.raises(PromiseBroken, match="lost"):
+        watched(checker, QueueSnapshot(1, 2))
+
+
+def test_another_placement_begins_anew_and_none_comes_back() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    settle(watch, 0, 2)
+    watch.on_confirmed(2)
+    hand(watched(checker, QueueSnapshot(2, 0)), 0)
+    with pytest.raises(PromiseBroken, match="placements"):
+        watched(checker, QueueSnapshot(1, 1))
+
+
+def test_lease_lasts_until_its_time_is_over() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0, until=100)
+    with pytest.raises(PromiseBroken, match="early"):
+        give_back(watch, 0, 2, now=99)
+    hand(watch, 1, until=100)
+    give_back(watch, 1, 3, now=100)
+    hand(watch, 1, FIRST_LEASE + 1, deliveries=1)
+    with pytest.raises(PromiseBroken, match="has not ended"):
+        hand(watch, 1, FIRST_LEASE + 2, deliveries=1)
+
+
+def test_consumer_may_return_a_message_or_keep_it_longer() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0, until=100)
+    watch.answering([(0, FIRST_LEASE)], [])
+    give_back(watch, 0, 2, now=1)
+    watch.answered()
+    hand(watch, 0, FIRST_LEASE + 1, deliveries=1, until=100)
+    watch.answering([], [(0, FIRST_LEASE + 1, 200)])
+    with pytest.raises(PromiseBroken, match="early"):
+        give_back(watch, 0, 3, now=150, deliveries=2)
+
+
+def test_stored_deliveries_are_not_forgotten() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    hand(watch, 0)
+    give_back(watch, 0, 2, now=100)
+    watch.on_confirmed(2)
+    with pytest.raises(PromiseBroken, match="counts"):
+        hand(watch, 0, FIRST_LEASE + 1, deliveries=0)
+    with pytest.raises(PromiseBroken, match="counts"):
+        watched(checker)
+
+
+def test_program_gets_only_what_was_handed_out_once_and_not_too_often() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    place = Place(0, 1, 0)
+    with pytest.raises(PromiseBroken, match="no owner has given"):
+        checker.received(place, FIRST_LEASE, 0, 0)
+    hand(watch, 0)
+    checker.received(place, FIRST_LEASE, 0, 2)
+    with pytest.raises(PromiseBroken, match="twice"):
+        checker.received(place, FIRST_LEASE, 0, 2)
+    hand(watch, 1)
+    with pytest.raises(PromiseBroken, match="counts"):
+        checker.received(Place(0, 1, 1), FIRST_LEASE, 2, 2)
+
+
+def test_program_is_told_of_an_ack_after_disks_have_it() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    hand(watch, 0)
+    settle(watch, 0, 2)
+    with pytest.raises(PromiseBroken, match="I9"):
+        checker.told(Place(0, 1, 0))
+    watch.on_confirmed(2)
+    checker.told(Place(0, 1, 0))
+
+
+def test_answer_is_stale_only_if_another_consumer_got_the_message() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    hand(watch, 0, until=100)
+    with pytest.raises(PromiseBroken, match="nobody else"):
+        checker.refused(Place(0, 1, 0), FIRST_LEASE, ack=True)
+    give_back(watch, 0, 2, now=100)
+    hand(watch, 0, FIRST_LEASE + 1, deliveries=1)
+    checker.refused(Place(0, 1, 0), FIRST_LEASE, ack=True)
+
+
+def test_cursor_follows_what_is_settled_for_good() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    settle(watch, 0, 2)
+    with pytest.raises(PromiseBroken, match="I5"):
+        checker.cursor_stored(0, 1, 1)
+    watch.on_confirmed(2)
+    checker.cursor_stored(0, 1, 1)
+
+
+def test_every_message_is_acked_or_buried_or_skipped() -> None:
+    checker = QueueChecker()
+    watched(checker)
+    checker.acking(Place(0, 1, 0), FIRST_LEASE)
+    checker.check_whole(0, [0, 1], {(0, 1): 1})
+    with pytest.raises(PromiseBroken, match="lost"):
+        checker.check_whole(0, [0, 1], {})
+    QueueWatch(checker, 0, "b1", QueueSnapshot(2, 2), sought=True)
+    checker.check_whole(0, [0, 1], {})
+    with pytest.raises(PromiseBroken, match="I10"):
+        checker.check_dead({(0, 1): 3})
