@@ -173,7 +173,7 @@ class SegmentQueue:
         those that are not its own any more."""
         _check_ranges([(start, stop) for start, stop, _ in holds], self._storage.log.confirmed.value)
         lost = list[int]()
-        deadline = self._clock.now_us() + settings.ack_timeout_us
+        deadline = self._now() + settings.ack_timeout_us
         for start, stop, lease in holds:
             lost += self._state.keep(channel.key, start, stop, lease, deadline)
         self._settings = settings

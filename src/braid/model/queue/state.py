@@ -215,7 +215,7 @@ class QueueState:
             self._waiting.pop(offset, None)
             if offset >= self._next:
                 self._returned_end = max(self._returned_end, offset + 1)
-            self._lease(_Lease(lease, consumer, Offset(offset), Offset(offset + 1), deadline))
+            self._lease(_Lease(lease, consumer, Offset(offset), 1, deadline))
             self._held[consumer] += 1
         return lost
 
