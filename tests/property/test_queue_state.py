@@ -84,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
         if offset in self.settled:
             return Answer.REPEATED
         last = self.holder.get(offset)
-        if last is None:
+        if last is None or last < self.first_lease:  # No consumer has got it from this owner.
             return Answer.TAKEN if lease < self.first_lease else Answer.STALE
         return Answer.TAKEN if last == lease else Answer.STALE
 

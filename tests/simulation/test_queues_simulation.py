@@ -26,7 +26,6 @@ MET = (
     "moves",
     "power_losses",
     "layouts",
-    "votes",
     "dead_letters",
     "client_crashes",
 )

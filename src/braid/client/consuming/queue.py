@@ -484,9 +484,12 @@ class QueueConsumer:
 
     async def receive(self, timeout: float | None = None) -> QueueMessage | None:
         """Return the next message, or None if none came within `timeout` seconds."""
+        if (message := self._next()) is not None:
+            return message
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while (message := self._next()) is None:
             try:
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout_at(deadline):
                     await self.start()
                     if not self._buffer and self._failure is None and not self.closed:
                         await self._arrival()
