@@ -105,6 +105,7 @@ class Opening:
         self._replicate = replicate
         self._ask = ask
         self._releasing = TaskScope[SegmentName]()
+        self._stopped = False
 
     async def open(
         self,
@@ -194,6 +195,7 @@ class Opening:
             )
 
     async def stop(self) -> None:
+        self._stopped = True
         await self._releasing.cancel()
 
     async def take(self, name: SegmentName, known: Known[Ownership], tried: Epoch) -> tuple[Ownership, Revision]:
@@ -341,7 +343,8 @@ class Opening:
             await self._swap_record(name, epoch, lambda record: record.incomplete() if record.clean else record)
 
         def release_record() -> None:
-            if name not in self._releasing:
+            shared = self._context.mode is not StorageMode.LOCAL  # Otherwise nobody else can read the log.
+            if shared and not self._stopped and name not in self._releasing:
                 self._releasing.start(name, release(), name=f"complete {name}")
 
         async def release() -> None:
