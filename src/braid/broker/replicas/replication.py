@@ -380,7 +380,9 @@ class Replication:
     def _admit(self, stream: FollowerStream) -> None:
         key = f"admit {stream.follower}"
         if self._holds_all(stream) and key not in self._tasks:
-            self._tasks.start(key, self._keep_admitting(stream), name=f"{key} of {self._name}")
+            admitting = self._tasks.start(key, self._keep_admitting(stream), name=f"{key} of {self._name}")
+            # Looked at when the task is forgotten: what came before that could not start another one.
+            admitting.add_done_callback(lambda _: self._count())
 
     async def _keep_admitting(self, stream: FollowerStream) -> None:
         while self._holds_all(stream) and not stream.member:  # Asked again: it may have another disk by now.
@@ -392,7 +394,6 @@ class Replication:
             except BraidError as error:
                 _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
                 await asyncio.sleep(RETRY_S)
-        self._count()
 
     def _holds_all(self, stream: FollowerStream) -> bool:
         """Tell whether the follower holds everything that is confirmed."""
