@@ -84,19 +84,28 @@ class TransitionChecker:
         self._given_up.add(segment)
 
     def meet(self, segment: OwnedSegment, record: Ownership | None) -> None:
-        """A segment was opened."""
-        if record is not None and record.inherited:
+        """A segment was opened. It may be inheriting already: the record says so before the log has the producers. Such
+        a call of the storage goes on, so the log is followed, too."""
+        if record is not None and record.inherited and segment.inherited:
             self._check_inherited(segment)
-        inherit = segment.storage.inherit
+        inherit, begin = segment.storage.inherit, segment.storage.log.inherit
 
         async def inherited(producers: ProducerTable, *change: Any) -> None:
             await inherit(producers, *change)
-            try:
-                self._check_inherited(segment)
-            except PromiseBroken as error:
-                self._failed(error)
+            self._look_at_inherited(segment)
+
+        def begun(producers: ProducerTable) -> None:
+            begin(producers)
+            self._look_at_inherited(segment)
 
         segment.storage.inherit = inherited  # type: ignore[method-assign,assignment]
+        segment.storage.log.inherit = begun  # type: ignore[method-assign]
+
+    def _look_at_inherited(self, segment: OwnedSegment) -> None:
+        try:
+            self._check_inherited(segment)
+        except PromiseBroken as error:
+            self._failed(error)
 
     def _check_inherited(self, segment: OwnedSegment) -> None:
         """A child knows the producers of its parents. A drawn producer wrote in one log alone: however many parents
