@@ -515,7 +515,16 @@ class Segments:
             _log.warning("cursors of %s are not stored, so consumers go back a little: %s", segment.name, error)
         finally:
             await segment.stop_replication()
-            await (segment.storage.close() if orderly else segment.storage.abandon())
+            await self._close_storage(segment, orderly=orderly)
+
+    async def _close_storage(self, segment: OwnedSegment, *, orderly: bool) -> None:
+        """Close the storage in order, if that is possible. Its folder must be free afterwards in any case."""
+        if orderly:
+            try:
+                return await segment.storage.close()
+            except BraidError as error:  # The lease is over, or the disk fails.
+                _log.warning("%s could not be closed in order: %s", segment.name, error)
+        await segment.storage.abandon()
 
     async def abandon_all(self, reason: BraidError) -> None:
         """Abandon all segments, because the broker has lost its lease. `start` begins anew."""
