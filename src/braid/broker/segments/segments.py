@@ -521,7 +521,8 @@ class Segments:
         """Close the storage in order, if that is possible. Its folder must be free afterwards in any case."""
         if orderly:
             try:
-                return await segment.storage.close()
+                await segment.storage.close()
+                return
             except BraidError as error:  # The lease is over, or the disk fails.
                 _log.warning("%s could not be closed in order: %s", segment.name, error)
         await segment.storage.abandon()
