@@ -19,6 +19,7 @@ from braid.metadata.memory import MemoryStore
 from braid.metadata.store import Delete, Lease, Put
 from braid.metadata.view import Known, View
 from braid.model.cluster import RACK, REPLICAS, BrokerState, BrokerView, Registration
+from braid.model.errors import NotServing
 from braid.model.ids import Epoch, Revision
 from braid.model.layout import Layout
 from braid.model.load import LoadReport
@@ -137,6 +138,10 @@ class Candidate:
         await self.view.load()
         self.leader.start(self.lease)
         return self
+
+    async def ask(self, broker_id: str, name: str, arguments: dict[str, Any], *, timeout_s: float) -> Any:
+        """Ask another broker: no broker here has copies of logs."""
+        raise NotServing(f"broker {broker_id} does not answer {name}")
 
     async def drain(self, broker: str, *, wish: bool = True) -> None:
         key = paths.drain(broker)
