@@ -84,7 +84,8 @@ class QueueMachine(RuleBasedStateMachine):
         if offset in self.settled:
             return Answer.REPEATED
         last = self.holder.get(offset)
-        if last is None or last < self.first_lease:  # No consumer has got it from this owner.
+        is_leased = last is not None and offset not in self.over
+        if not is_leased and (last is None or last < self.first_lease):  # No consumer has got it from this owner.
             return Answer.TAKEN if lease < self.first_lease else Answer.STALE
         return Answer.TAKEN if last == lease else Answer.STALE
 
