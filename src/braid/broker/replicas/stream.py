@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -60,8 +59,6 @@ FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 10.0
 """A follower that registers is tried immediately, so this is for followers that are there and do not answer well."""
 
-_sessions: Final = itertools.count(1)
-"""Numbers of all streams of this process: a follower that leaves and comes back in one epoch gets another number."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -106,6 +103,8 @@ class StreamSource(msgspec.Struct, frozen=True):
     """Returns when the follower has the chunks, where brokers share no storage."""
     reads: Callable[[str], asyncio.Semaphore]
     """Bounds the pieces that are read for a follower (MAX_READS)."""
+    sessions: Iterator[int]
+    """The numbers of all sessions of this ownership: a follower that leaves and comes back gets another number."""
 
     @property
     def is_in_chunks(self) -> bool:
@@ -129,7 +128,7 @@ class FollowerStream:
         self._source = source
         self._revision = revision
         self._on_held = on_held
-        self._session = next(_sessions)
+        self._session = next(source.sessions)
         self._credit = 0
         self._place: FramePlace | None = None
         """What is sent next; None while no session has begun."""
@@ -435,7 +434,7 @@ class FollowerStream:
             self._on_held()
 
     def _end_session(self) -> None:
-        self._session = next(_sessions)  # What is under way counts no longer.
+        self._session = next(self._source.sessions)  # What is under way counts no longer.
         self.held = None
         self._place = None
         self._waits = False
