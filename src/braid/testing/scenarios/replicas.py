@@ -95,6 +95,11 @@ class SimulatedReplicas:
         """Draw a broker's settings."""
         return {"replace_after_s": self._random.choice(REPLACE_AFTER_S)} if self.there else {}
 
+    @property
+    def need_all(self) -> bool:
+        """Whether every broker has to confirm a record. While one is drained, no segment can be made then."""
+        return self.there and self.numbers[1] == len(self._cluster.machines)
+
     async def change_replicas(self) -> None:
         """Ask for other numbers, several times in a row, also for one and back."""
         operator, random = self._cluster.operator, self._random
