@@ -230,6 +230,55 @@ def test_replicas_that_were_given_up_and_are_back_vote_too() -> None:
         assert (found.reason.value, found.record, found.gone) == ("returned", state.recovering(), ())
 
 
+@pytest.mark.parametrize("state", ["SERVING", "DRAINING", "RECOVERING"])
+def test_replicas_that_were_all_given_up_vote_when_one_of_them_is_back(state: str) -> None:
+    lost = replicated(state)
+    given_up = decided(lost, **ALL_GONE)
+    assert given_up is not None
+    assert given_up.record.replicas == ("d", "e"), "the others keep what they have"
+    reassigned = decided(given_up.record, live=("e", "f"), gone_since=gone(a=60, b=30, c=31, d=1))
+    assert reassigned is not None
+    assert (reassigned.record.owner, reassigned.record.replicas) == ("e", ("e", "f", "d"))
+    assert decided(given_up.record, live=("d", "e", "f"), gone_since=gone(a=60, b=30, c=31)) is None
+    for record_ in (given_up.record, reassigned.record, given_up.record.unopened("no room", lasting=False)):
+        found = decided(record_, live=("c", "d", "e", "f"), gone_since=gone(a=60, b=30))
+        assert found is not None
+        assert (found.reason.value, found.gone) == ("returned", ())
+        new = found.record
+        assert (new.state, new.owner, new.replicas, new.write_quorum) == (OwnershipState.RECOVERING, "a", ABC, 2)
+        assert (new.epoch, new.accept_loss, new.given_up) == (record_.epoch + 1, False, ())
+        assert new.before is None
+
+
+def test_a_loss_is_final_when_a_replica_that_was_given_up_must_get_a_new_copy() -> None:
+    """A vote would take its new copy for the old one. So the new owner waits for nobody."""
+    lost = replicated("ASSIGNED", failures=unable("a"))
+    cluster: dict[str, Any] = {
+        "live": ("a", "d"),
+        "gone_since": gone(b=60, c=60),
+        "unable_since": gone(a=60),
+        "policies": CONTINUE,
+    }
+    found = decided(lost, **cluster)
+    assert found is not None
+    assert (found.record.owner, set(found.record.replicas)) >= ("d", {"a", "d"})
+    assert (found.record.accept_loss, found.record.given_up, found.record.before) == (True, (), None)
+    assert found.gone == ("b", "c"), "the write compares it"
+    assert decided(found.record, **{**cluster, "live": ("a", "b", "c", "d")}) is None
+
+
+def test_a_broker_gets_its_segment_back_though_others_were_to_keep_copies() -> None:
+    """The topic had got replicas, and its only copy was given up before they held anything."""
+    lost = record("SERVING", "a", change=ReplicaChange(replicas=ABC, write_quorum=2))
+    found = decided(lost, live=("b", "c"), gone_since=gone(a=60), policies=CONTINUE)
+    assert found is not None
+    assert (found.record.owner, found.record.replicas, found.record.given_up) == ("b", ("b", "c"), ("a",))
+    back = decided(found.record, live=ABC, policies=CONTINUE)
+    assert back is not None
+    assert (back.reason.value, back.record.owner, back.record.replicas) == ("returned", "a", ())
+    assert decided(back.record, live=ABC, policies=CONTINUE) is None
+
+
 @pytest.mark.parametrize(
     ("live", "failures", "lost"),
     [("abc", "", False), ("bc", "", False), ("b", "", True), ("abc", "a", False), ("ab", "ab", True), ("", "", True)],

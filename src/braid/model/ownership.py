@@ -111,7 +111,10 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     owner's disk held. Of a recovering segment: of the records that only replicas held that do not answer."""
     given_up: tuple[str, ...] = ()
     """With `accept_loss`: the brokers whose disks are given up, because they are gone. A broker of these that comes
-    back before the segment is served has lost nothing, and gets the segment."""
+    back before the segment is served has lost nothing: it gets the segment, or has its vote."""
+    before: Ownership | None = None
+    """With `accept_loss`, of a segment that other brokers got because none of several keepers was there: its record
+    until then. It counts again if one of `given_up` is back before the segment is served."""
     refusal: str = ""
     """Why the owner gave the last move up; empty again with the next move."""
     failures: tuple[OpeningFailure, ...] = ()
@@ -175,13 +178,17 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     ) -> Ownership:
         """Assign the segment to its next owner; the leader does this. `replicas` and `write_quorum` are new ones; None:
         they stay. A loss that was accepted once stays accepted until a broker serves the segment; with it, the disks
-        that held the history are given up (`given_up` names those of brokers that are gone)."""
+        that held the history are given up (`given_up` names those of brokers that are gone). If one of several
+        keepers that are given up gets a new copy, the loss cannot be taken back any more."""
         if not self.clean and owner != self.owner and not accept_loss:
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, {owner} cannot continue it")
         if replicas is None:
             replicas, write_quorum = self.replicas, self.write_quorum
         elif not self.clean and not accept_loss and (replicas, write_quorum) != (self.replicas, self.write_quorum):
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, its replicas cannot change")
+        before, all_given_up = self.before_loss(accept_loss=accept_loss), {*self.given_up, *given_up}
+        if before is not None and not {owner, *replicas}.isdisjoint(before.keepers):
+            before, all_given_up = None, set()  # The new copy would be taken for the old one.
         new = self._to(
             OwnershipState.ASSIGNED,
             owner=owner,
@@ -192,11 +199,28 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             holders=() if accept_loss else self.holders,
             clean=self.clean or accept_loss,
             accept_loss=self.accept_loss or accept_loss,
-            given_up=tuple(sorted({*self.given_up, *given_up})),
+            given_up=tuple(sorted(all_given_up)),
+            before=before,
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
             inherited=0 if accept_loss else self.inherited,  # The table may have been on the disk that is given up.
         )
         return new._with_replicas(replicas, write_quorum)
+
+    def before_loss(self, *, accept_loss: bool) -> Ownership | None:
+        """Return the record of several keepers that are given up if the segment is assigned to others; None: there are
+        none. `accept_loss` tells whether a loss is accepted for it."""
+        if self.accept_loss and self.before is not None:
+            return self.before
+        return self if accept_loss and len(self.keepers) > 1 else None
+
+    def restored(self, back: str) -> Ownership:
+        """Take back that several keepers were given up, because this one is back before the segment was served; the
+        leader does this. Nothing was confirmed since, so the record of that time counts: replicas vote, and of others
+        the one that is back gets the segment. A loss is to be accepted anew: it is another one."""
+        if self.state is not OwnershipState.ASSIGNED or not self.accept_loss or self.before is None:
+            raise BrokenInvariant(f"I2: a segment that is {self.state.value} was not given up by several brokers")
+        before = msgspec.structs.replace(self.before, epoch=self.epoch)
+        return before.assigned(back) if before.clean else before.recovering()
 
     def recovering(self, *, accept_loss: bool = False, given_up: Collection[str] = ()) -> Ownership:
         """Ask the replicas to vote in the next epoch, because the owner is gone or cannot open the segment; the leader
@@ -300,6 +324,7 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             clean=False,
             accept_loss=False,
             given_up=(),
+            before=None,
             failures=(),
             elected=None,
         )

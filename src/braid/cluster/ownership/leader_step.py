@@ -5,8 +5,8 @@
     SEALED                                             it is assigned: to `move.to` if that broker can have it
     ASSIGNED, clean, to a broker that is gone          it is assigned anew
     ASSIGNED, clean, to a broker that cannot open it   it is assigned to a broker that has not tried yet
-    ASSIGNED, a loss is accepted, and a broker that    it is assigned to that broker: nothing needs to be lost
-    was given up for it is back
+    ASSIGNED, a loss is accepted, and a broker that    it is assigned to that broker; if it had replicas, they are to
+    was given up for it is back                        vote → RECOVERING: nothing needs to be lost
     not clean, with replicas, its owner is gone or     its replicas are to vote → RECOVERING, as soon as enough of them
     cannot open it                                     are there
     RECOVERING                                         its replicas vote (broker/replicas)
@@ -31,7 +31,9 @@ A segment is *lost* when its records are only on disks of brokers that are gone 
 the record is clean, of its holders. A loss that is accepted gives these disks up: then any broker can have the segment.
 A segment with replicas is lost when too few of them are there to vote, or to confirm a record after that. A loss that
 is accepted lets fewer vote, and others take the places of those that are gone. Only if no replica is there, any broker
-can have the segment.
+can have the segment. Until it serves, the replicas that were given up keep what they have: they get no new copies, if
+other brokers suffice, and vote as soon as one of them is back. Of several holders, the one that is back gets the
+segment.
 
 An owner that is there and cannot open the segment is the same as an owner that is gone, with one difference. The policy
 `continue` accepts a loss only for failures that last: it does not give up records because a disk is full for a while.
@@ -57,7 +59,6 @@ from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import BALANCE
 from braid.cluster.ownership.replica_sets import (
     EMPTIED,
-    NOT_REPLICATED,
     REPLACE_AFTER_S,
     Patience,
     ReplicaSet,
@@ -90,7 +91,7 @@ class Reason(Enum):
     REASSIGNED = "reassigned"
     """Its owner went before it served, or cannot open it."""
     RETURNED = "returned"
-    """A loss was accepted, and the broker that was given up came back before another one served the segment."""
+    """A loss was accepted, and a broker that was given up came back before another one served the segment."""
     RECOVERING = "recovering"
     """Its owner is gone or cannot open it; its replicas are to vote."""
     CONTINUED = "continued"
@@ -313,8 +314,9 @@ def _assign(
         return _recover(snapshot, each, record, revision, tally, patience)
     back = _returned(snapshot, record)
     if back is not None:
-        _give(tally(), each.ref, back, NOT_REPLICATED)
-        return Decision(each.name, revision, record.assigned(back), Reason.RETURNED)
+        if back.is_owned:
+            _give(tally(), each.ref, back.owner, ReplicaSet.of(back))
+        return Decision(each.name, revision, back, Reason.RETURNED)
     accept_loss = False
     gone = tuple(broker for broker in record.given_up if not snapshot.is_live(broker))
     if record.state is OwnershipState.SEALED:
@@ -348,7 +350,10 @@ def anew(
     if target is None:
         return None
     tally.forget(each.ref)
-    copies = next_set(snapshot, each, record, target, tally, patience)
+    before = record.before_loss(accept_loss=accept_loss)
+    copies = next_set(snapshot, each, record, target, tally, patience, without=before.keepers if before else ())
+    if copies is None and before is not None:
+        copies = next_set(snapshot, each, record, target, tally, patience)
     if copies is None:
         return None
     _give(tally, each.ref, target, copies)
@@ -435,13 +440,15 @@ def giving_up(
     return record.recovering(accept_loss=True, given_up=gone)
 
 
-def _returned(snapshot: Snapshot, record: Ownership) -> str | None:
-    """Return a broker that was given up and is back before another one served the segment."""
-    if record.replicas or (record.owner in record.given_up and is_served(snapshot, record)):
-        return None  # No one of several replicas can say that nothing is lost.
-    return next(
-        (broker for broker in record.given_up if snapshot.is_live(broker) and record.failure_of(broker) is None), None
-    )
+def _returned(snapshot: Snapshot, record: Ownership) -> Ownership | None:
+    """Return the record of a segment to which a broker that was given up is back before another one served it."""
+    back = [broker for broker in record.given_up if snapshot.is_live(broker)]
+    if record.before is not None:
+        return record.restored(back[0]) if back else None
+    if record.owner in record.given_up and is_served(snapshot, record):
+        return None
+    able = next((broker for broker in back if record.failure_of(broker) is None), None)
+    return record.assigned(able, replicas=(), write_quorum=1) if able is not None else None  # It had no replicas.
 
 
 def _may_continue(snapshot: Snapshot, each: Placed, record: Ownership, now: float) -> bool:
@@ -468,6 +475,7 @@ def target_of(
     wanted = record.move.to if record.move is not None else ""
     if anyone:
         allowed = _able(snapshot, record.holders) if record.holders else []
+        allowed = allowed or [each for each in _able(snapshot, ()) if each not in record.keepers]
         allowed = allowed or _able(snapshot, ())
     else:
         allowed = _untried(snapshot, record)
