@@ -9,9 +9,9 @@ import pytest
 from braid.model.errors import InvalidArgument, MoveRefused
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers
+from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
-from tests.simulation.test_replicas import SHARED, check, complete, record_of, replicated, send
+from tests.simulation.test_replicas import SHARED, check, complete, in_sync, record_of, replicated, send
 
 FIVE = ("a", "b", "c", "d", "e")
 
@@ -66,6 +66,43 @@ async def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_when
         await complete(brokers)
         await send(producer, 20, 40)
         await check(client, 40)
+
+
+@SHARED
+async def test_a_segment_that_all_replicas_must_confirm_goes_on_by_itself_when_one_stays_away(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared, confirm=3) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        owner = brokers.owner(0)
+        await lose(brokers, owner)
+        assert record_of(brokers).owner == owner, "it may come back"
+        await until(lambda: owner not in record_of(brokers).replicas, within_s=700)
+        await complete(brokers)
+        await send(producer, 20, 40)
+        await check(client, 40)
+        await brokers.start(owner)
+        brokers.kill(lost := brokers.owner(0))  # The new copy counts like any other.
+        await until(lambda: lost not in record_of(brokers).replicas, within_s=700)
+        await complete(brokers)
+        await check(client, 40)
+
+
+@SHARED
+async def test_an_owner_that_is_back_replaces_the_second_of_two_replicas(simulation: Simulation, shared: bool) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client(timeout=120) as client:
+        await client.admin.create_topic("orders", replicas=2)
+        async with client.producer("orders") as producer:
+            owner = await complete(brokers, followers=1)
+            await send(producer, 0, 20)
+            (follower,) = in_sync(brokers)
+            brokers.kill(follower)
+            brokers.kill(owner)
+            await brokers.start(owner)
+            await until(lambda: follower not in record_of(brokers).replicas, within_s=700)
+            assert await complete(brokers, followers=1) == owner
+            await send(producer, 20, 30)
+            await check(client, 30)
 
 
 @SHARED

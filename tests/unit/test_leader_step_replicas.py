@@ -299,6 +299,61 @@ def test_a_segment_waits_for_the_brokers_that_must_confirm_its_records() -> None
     assert (found.brokers, found.reason) == (("a",), "3 of its replicas a, b, c must hold a record, and a is down")
 
 
+LONG_GONE: dict[str, Any] = {"live": ("b", "c", "d"), "gone_since": gone(a=600), "policies": policies(3, 3)}
+"""The owner, for so long that another broker takes its place."""
+
+
+@pytest.mark.parametrize("state", ["SERVING", "DRAINING", "ASSIGNED"])
+def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_that_stays_away(state: str) -> None:
+    """Each of the others holds everything, so one vote is enough. Another broker takes the empty place."""
+    lost = replicated(state, quorum=3)
+    for change in ({"gone_since": gone(a=599)}, {"live": ("b", "c")}, {"policies": policies(3, 2)}):
+        assert decided(lost, **{**LONG_GONE, **change}) is None
+    voting = decided(lost, **LONG_GONE)
+    assert voting is not None
+    assert (voting.record, voting.reason.value, voting.gone) == (lost.recovering(), "recovering", ("a",))
+    assert decided(voting.record, **LONG_GONE) is None, "its replicas vote"
+    elected = voting.record.voted("c", LogPosition(epoch=Epoch(3), end=Offset(7)))
+    assert decided(elected, **{**LONG_GONE, "gone_since": gone(a=599)}) is None, "the leader is another one"
+    found = decided(elected, **LONG_GONE)
+    assert found is not None
+    assert (found.record.owner, found.record.replicas, found.record.write_quorum) == ("c", ("c", "b", "d"), 3)
+    assert (found.record.accept_loss, found.record.elected) == (False, elected.elected)
+    assert (found.reason.value, found.gone) == ("reassigned", ("a",))
+    assert decided(found.record, **LONG_GONE) is None
+    assert decided(elected, **{**LONG_GONE, "live": FOUR}) is None, "it is back: all of them are there"
+
+
+def test_the_others_vote_again_when_the_one_that_was_elected_stays_away_too() -> None:
+    elected = replicated("RECOVERING", quorum=3).voted("c", LogPosition(epoch=Epoch(3), end=Offset(7)))
+    cluster = {**LONG_GONE, "live": ("b", "d", "e"), "gone_since": gone(a=900, c=600)}
+    found = decided(elected, **cluster)
+    assert found is not None
+    assert (found.record, found.gone) == (elected.recovering(), ("a", "c"))
+
+
+def test_an_owner_that_is_back_goes_on_without_a_follower_that_stays_away() -> None:
+    """Each record needs both of them, so the owner cannot open the segment, and says so."""
+    both = policies(2, 2)
+    alone = replicated("ASSIGNED", replicas=("a", "b"), failures=unable("a", lasting=False))
+    cluster: dict[str, Any] = {"live": ("a", "c"), "gone_since": gone(b=600), "policies": both}
+    assert decided(replicated("ASSIGNED", replicas=("a", "b")), **cluster) is None, "it has not failed yet"
+    voting = decided(alone, **cluster)
+    assert voting is not None
+    assert voting.record == alone.recovering()
+    found = decided(voting.record.voted("a", LogPosition()), **cluster)
+    assert found is not None
+    assert (found.record.replicas, found.record.write_quorum) == (("a", "c"), 2)
+
+
+def test_a_set_of_which_not_all_confirm_a_record_waits_for_those_that_stay_away() -> None:
+    """Three of four confirm, and two are there: a vote would find everything. But the set that goes on has two blank
+    disks, and if its owner is lost before it serves, the second one alone proves nothing."""
+    lost = replicated("SERVING", replicas=FOUR, quorum=3)
+    cluster = {**LONG_GONE, "live": ("c", "d", "e", "f"), "gone_since": gone(a=900, b=900), "policies": policies(4, 3)}
+    assert decided(lost, **cluster) is None
+
+
 def test_others_take_the_places_of_replicas_that_were_given_up() -> None:
     losing = replicated("RECOVERING").losing(("a", "c"))
     elected = losing.voted("b", LogPosition(epoch=Epoch(3), end=Offset(7)))

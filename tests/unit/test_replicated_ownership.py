@@ -249,6 +249,22 @@ def test_the_broker_of_a_segment_without_replicas_is_all_that_is_given_up() -> N
     assert lost.assigned("b1", replicas=()).accept_loss, "its disk may be another one"
 
 
+def test_replicas_are_replaced_without_a_loss_only_where_each_of_them_holds_everything() -> None:
+    all_confirm = Ownership.first("b1", REPLICAS, 3).serving().recovering().voted("b2", POSITION)
+    joined = all_confirm.rejoined(("b2", "b3", "b4"), 3)
+    assert (joined.replicas, joined.epoch, joined.elected) == (("b2", "b3", "b4"), all_confirm.epoch + 1, POSITION)
+    assert not joined.accept_loss
+    for record, replicas, quorum in [
+        (VOTED, ("b2", "b3", "b4"), 2),
+        (VOTED, ("b2", "b3", "b4"), 3),
+        (all_confirm, ("b2", "b3", "b4"), 2),
+        (all_confirm, ("b2", "b4"), 2),
+        (altered(all_confirm, elected=None), ("b2", "b3", "b4"), 3),
+    ]:
+        with pytest.raises(BrokenInvariant, match="I2"):
+            record.rejoined(replicas, quorum)
+
+
 def test_what_no_other_disk_holds_is_kept_by_enough_of_the_replicas() -> None:
     assert (REPLICATED.keepers, REPLICATED.keepers_needed) == (REPLICAS, 2)
     assert (RECOVERING.keepers, RECOVERING.keepers_needed) == (REPLICAS, 2)

@@ -151,6 +151,11 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         """How many of the keepers must be there, so that nothing that was confirmed is lost."""
         return 1 if self.clean or not self.replicas else votes_needed(len(self.replicas), self.write_quorum)
 
+    @property
+    def all_confirm(self) -> bool:
+        """Tell whether each of several replicas holds everything that was confirmed."""
+        return len(self.replicas) == self.write_quorum > 1
+
     def keeps_copy(self, broker: str) -> bool:
         """Tell whether the broker is one of the segment's replicas, or is to become one."""
         return broker in self.copies
@@ -266,10 +271,14 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         )
 
     def rejoined(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
-        """Give other replicas to an owner that was elected while a loss was accepted: the last ones are gone, and the
-        owner could confirm nothing; the leader does this. From now on those that were given up are too late."""
-        if self.state is not OwnershipState.ASSIGNED or not self.accept_loss or self.elected is None:
+        """Give other replicas to an owner that was elected: some of the last ones are gone, and the owner could confirm
+        nothing; the leader does this. From now on those that are gone are too late. So a loss must be accepted for it,
+        unless each replica holds everything: then the others do not miss them, also if this owner does not come to
+        serve. The new set must be of the same kind."""
+        if self.state is not OwnershipState.ASSIGNED or self.elected is None:
             raise BrokenInvariant(f"I2: the replicas of a segment that is {self.state.value} cannot be given up")
+        if not self.accept_loss and not (self.all_confirm and len(replicas) == write_quorum == self.write_quorum):
+            raise BrokenInvariant(f"I2: not each of the replicas {', '.join(self.replicas)} holds everything")
         new = self._to(
             OwnershipState.ASSIGNED,
             epoch=Epoch(self.epoch + 1),

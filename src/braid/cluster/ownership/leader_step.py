@@ -14,6 +14,8 @@
     replica that was given up for it is back
     elected, a loss is accepted, and too few replicas  other brokers take the places of those that are gone
     are there to confirm a record
+    not clean, all replicas confirm a record, and      those that are there vote → RECOVERING; then other brokers take
+    some of them stay away                             the places of the others
     lost (below)                                       it waits; if the topic's policy is `continue`, for its time only
     SERVING, of a live broker that drains              it gets a move, a few at a time
     SERVING, of a live broker, with other replicas     it gets a change of its replicas, a few at a time
@@ -66,6 +68,7 @@ from braid.cluster.ownership.replica_sets import (
     has_enough,
     may_need_change,
     next_set,
+    stays_away,
 )
 from braid.cluster.placement import Tally, place_all
 from braid.cluster.snapshot import Placed, Snapshot, coming_replicas
@@ -378,8 +381,9 @@ def _recover(
     gone = given_up(snapshot, record)
     if record.accept_loss and any(map(snapshot.is_live, record.given_up)):
         return Decision(each.name, revision, record.recovering(), Reason.RETURNED)
-    assigned = record.state is OwnershipState.ASSIGNED and record.elected is not None
-    if record.accept_loss and assigned and len(record.replicas) - len(gone) < record.write_quorum:
+    elected = record.state is OwnershipState.ASSIGNED and record.elected is not None and snapshot.is_live(record.owner)
+    too_few = len(record.replicas) - len(gone) < record.write_quorum
+    if elected and too_few and (record.accept_loss or replacing(snapshot, each, record, tally, patience)):
         return _rejoin(snapshot, each, record, revision, tally, patience)
     if is_served(snapshot, record):
         return None
@@ -391,7 +395,9 @@ def _recover(
         )  # One that is back continues without a vote.
         return Decision(each.name, revision, record.recovering(), Reason.RECOVERING, absent)
     if not _may_continue(snapshot, each, record, patience.now):
-        return None
+        if record.state is OwnershipState.RECOVERING or not replacing(snapshot, each, record, tally, patience):
+            return None
+        return Decision(each.name, revision, record.recovering(), Reason.RECOVERING, gone)
     new = giving_up(snapshot, each, record, tally(), patience)
     return Decision(each.name, revision, new, Reason.CONTINUED, gone) if new not in (None, record) else None
 
@@ -416,15 +422,29 @@ def _rejoin(
     tally: Callable[[], Tally],
     patience: Patience,
 ) -> Decision | None:
-    """Let other brokers take the places of replicas that were given up, if the owner that was elected is there."""
-    if not snapshot.is_live(record.owner):
-        return None
+    """Let other brokers take the places of replicas that are gone, beside the owner that was elected."""
     copies = next_set(snapshot, each, record, record.owner, tally(), patience)
     if copies is None:
         return None
+    if not record.accept_loss:
+        copies = ReplicaSet(copies.replicas[: record.write_quorum], record.write_quorum)
     _give(tally(), each.ref, record.owner, copies)
+    reason = Reason.CONTINUED if record.accept_loss else Reason.REASSIGNED
+    return Decision(each.name, revision, record.rejoined(*copies), reason, given_up(snapshot, record))
+
+
+def replacing(
+    snapshot: Snapshot, each: Placed, record: Ownership, tally: Callable[[], Tally], patience: Patience
+) -> bool:
+    """Tell whether a segment goes on by itself without replicas that stay away, though each record needs all of them.
+    Any replica that is there holds everything that was confirmed, so nothing is lost: others take the empty places."""
     gone = given_up(snapshot, record)
-    return Decision(each.name, revision, record.rejoined(*copies), Reason.CONTINUED, gone)
+    there = [broker for broker in record.replicas if broker not in gone and _is_able(record, broker)]
+    if not (gone and there and record.all_confirm) or record.write_quorum != each.topic.policies.write_quorum:
+        return False
+    if not all(stays_away(snapshot, broker, patience) for broker in gone):
+        return False
+    return next_set(snapshot, each, record, there[0], tally(), patience) is not None
 
 
 def giving_up(

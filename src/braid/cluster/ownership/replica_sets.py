@@ -190,9 +190,12 @@ def _is_crowded(snapshot: Snapshot, replicas: tuple[str, ...]) -> bool:
 
 def _leaves(snapshot: Snapshot, broker: str, patience: Patience) -> bool:
     """Tell whether a broker is to hold no replicas: it drains, or is gone for too long."""
-    if snapshot.is_live(broker):
-        return _drains(snapshot, broker)
-    since = snapshot.gone_since.get(broker)
+    return _drains(snapshot, broker) or stays_away(snapshot, broker, patience)
+
+
+def stays_away(snapshot: Snapshot, broker: str, patience: Patience) -> bool:
+    """Tell whether a broker is gone for so long that others take its place."""
+    since = snapshot.gone_since.get(broker) if not snapshot.is_live(broker) else None
     return since is not None and patience.now - since >= patience.replace_after_s
 
 

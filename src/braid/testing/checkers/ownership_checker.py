@@ -213,7 +213,8 @@ def _check_replicas(segment: Segment, old: Ownership, new: Ownership) -> None:
     if (new.replicas, new.write_quorum) == (old.replicas, old.write_quorum):
         return
     if new.state is OwnershipState.ASSIGNED:
-        allowed = old.clean or new.accept_loss
+        replaced = old.elected is not None and old.all_confirm and new.all_confirm and new.elected == old.elected
+        allowed = old.clean or new.accept_loss or replaced
     else:
         change = old.change
         asked = change is not None and (new.replicas, new.write_quorum) == (change.replicas, change.write_quorum)
