@@ -169,8 +169,8 @@ class SegmentQueue:
     def attach(
         self, channel: QueueChannel, settings: QueueSettings, holds: Sequence[tuple[int, int, int]] = ()
     ) -> list[int]:
-        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already; return
-        those that are not its own any more."""
+        """Begin to hand out messages on a channel, later: the reply to its opening goes first. Its consumer `holds`
+        messages of this placement already; return those that are not its own any more."""
         _check_ranges([(start, stop) for start, stop, _ in holds], self._storage.log.confirmed.value)
         lost = list[int]()
         deadline = self._now() + settings.ack_timeout_us
@@ -179,7 +179,7 @@ class SegmentQueue:
         self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
-        self.pump()
+        self._loop.call_soon(self.pump)
         return lost
 
     def detach(self, key: int, *, leave: bool) -> None:
