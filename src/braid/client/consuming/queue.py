@@ -27,6 +27,7 @@ from braid.client.consuming.dead_letters import DeadLetters, OnBuried
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.queue_answers import AnswerTimeouts
 from braid.client.consuming.queue_feed import SegmentFeed
+from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch, TopicMap
 from braid.model.errors import AckStale, BraidError, InvalidArgument, TimedOut
 from braid.model.message import DELIVER_AT, EXPIRES_AT, QueueMessage, header_ms
@@ -323,7 +324,8 @@ class QueueConsumer(ConsumerLifecycle):
         return done
 
     async def _begin(self) -> None:
-        topic = await self.map()
+        deadline = asyncio.get_running_loop().time() + self.timeout_s
+        topic = await retrying(self.map, deadline, self._client.backoff())
         self.check_usable()  # It may have been closed meanwhile.
         self._client.add_consumer(self)
         self._follow(topic)

@@ -130,7 +130,7 @@ class SegmentAnswers:
             on_reply(None, error)
 
     def settle_all(self) -> None:
-        """Hear that the owner has nothing of the segment left: whatever waits here was settled by others."""
+        """Hear that nothing is left of the segment: all its messages are settled, or retention has deleted them."""
         self._is_drained = True
         answers, self._pending = self._pending, []
         for each in answers:
