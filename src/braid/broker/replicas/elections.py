@@ -78,8 +78,8 @@ class Elections:
         self._promises: dict[tuple[SegmentName, int], dict[str, Promise]] = {}
         """By segment and epoch: what its replicas have promised."""
         self._owned: Counter[str] = Counter()
-        """By broker: how many segments it owns, as far as this vote knows. The segments of a lost broker go to all others
-        alike: each opens its share at the same time."""
+        """By broker: how many segments it owns, as far as this vote knows. So the segments of a lost broker go to its
+        followers alike, and each of these opens its share at the same time."""
         self._stuck_since: dict[tuple[SegmentName, int], float] = {}
         """By segment and epoch: since when all replicas that are there have answered, and are too few members; on the
         clock's `monotonic()`."""
