@@ -28,6 +28,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.channel import QueueChannel
@@ -55,6 +57,9 @@ MAX_ANSWERED: Final = 100_000
 CHECKS: Final = 5
 """How often a check looks again because the queue has changed meanwhile."""
 MAX_DELAY_US: Final = 366 * 86_400 * 1_000_000
+HOLDERS_US: Final = 1_500_000
+"""How long a new owner waits for consumers that may hold messages. No client pauses for longer than a second before it
+tries to connect again."""
 LEASE_BITS: Final = 31
 """Leases of one epoch: msgpack has numbers of 64 bits, and an epoch takes 32."""
 
@@ -116,9 +121,11 @@ class SegmentQueue:
         message_ttl_us: Callable[[], int | None] = lambda: None,
         metrics: TopicMetrics,
         on_failure: Callable[[BraidError], None],
+        held_back: Iterable[tuple[int, int]] = (),
     ) -> None:
         """`image` is what all evidence adds up to. `agreed` returns the number that enough replicas hold, of this
-        broker's and those of the followers."""
+        broker's and those of the followers. Messages of the ranges `held_back` may be with consumers that are about to
+        come back."""
         self.name: Final = name
         self.subscription: Final = subscription
         self._epoch = epoch
@@ -134,7 +141,11 @@ class SegmentQueue:
         self._loop = asyncio.get_running_loop()
         self.placement = image.placement
         self._state = QueueState(
-            image.settled, self._from_store(image.returned.values()), first_lease=(epoch << LEASE_BITS) + 1
+            image.settled,
+            self._from_store(image.returned.values()),
+            first_lease=(epoch << LEASE_BITS) + 1,
+            held_back=held_back,
+            held_until=self._now() + HOLDERS_US,
         )
         self.confirmed: Final = Watermark(0)
         """Of the journal's numbers: enough disks have these events."""
@@ -333,7 +344,7 @@ class SegmentQueue:
         await end(reading)
         await self._journal.close()
         self.confirmed.fail(LogClosed(f"the queue {self.subscription} of {self.name} is closed"))
-        return self.snapshot()
+        return replace(self.snapshot(), leased=tuple(self._state.leased_ranges()))
 
     # Steps.
 
@@ -348,6 +359,7 @@ class SegmentQueue:
         return tuple(
             each._replace(not_before=since_1970 + each.not_before - now if each.not_before > now else 0)
             for each in returned
+            if not each.is_like_new
         )
 
     def _from_store(self, returned: Iterable[Returned]) -> list[Returned]:

@@ -12,7 +12,7 @@ tells the record before a queue is opened, and `release_record` when all are dra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from braid.broker.metrics import TopicMetrics
@@ -88,7 +88,7 @@ class SegmentQueues:
     async def load(self) -> None:
         """Open the queues of all subscriptions that are queues."""
         for subscription in sorted(self._cursors.queues):
-            await self._open(subscription)
+            await self._open(subscription, after_another=True)
         self.loaded = True
 
     async def begin(self, subscription: str) -> None:
@@ -167,7 +167,8 @@ class SegmentQueues:
                     self._states[subscription] = pack_state(await queue.stop(), self._epoch)
             return self._states
 
-    async def _open(self, subscription: str) -> None:
+    async def _open(self, subscription: str, *, after_another: bool = False) -> None:
+        """Open a queue, perhaps `after_another` owner that had consumers."""
         if self._states is not None:
             raise NotServing(f"{self._name} is being handed over")
         await self._keep_record()
@@ -176,8 +177,8 @@ class SegmentQueues:
             raise NotServing(f"subscription {subscription} has no cursor on segment {self._name.id}")
         journal = await QueueJournal.open(self._disk, folder_of(self._storage.log.folder, subscription))
         state = self._cursors.handed_over(subscription)
-        handed_over = QueueImage.of(unpack_state(state)) if state else None
-        image = joined(placement, base, [journal.image, handed_over])
+        handed_over = unpack_state(state) if state else None
+        image = joined(placement, base, [journal.image, QueueImage.of(handed_over) if handed_over else None])
         end = self._storage.log.confirmed.value
         if image.snapshot().end > end:
             image = _up_to(image, end)
@@ -196,6 +197,7 @@ class SegmentQueues:
             message_ttl_us=self._message_ttl_us,
             metrics=self._metrics,
             on_failure=self._on_failure,
+            held_back=_held_back(handed_over, self._epoch, self._storage.log.end) if after_another else (),
         )
         queue.on_events.append(lambda number, events: self._tell(queue, number, events))
         queue.confirmed.follow(lambda: self._on_confirmed(queue))
@@ -212,6 +214,13 @@ class SegmentQueues:
         if queue.confirmed.value >= self._first[queue.subscription]:
             self._cursors.forget_state(queue.subscription)
             self.release_if_drained()
+
+
+def _held_back(handed_over: QueueSnapshot | None, epoch: int, end: int) -> Sequence[tuple[int, int]]:
+    """Return the ranges of messages that consumers may hold: the last owner has said which, or it was lost."""
+    if handed_over is not None and handed_over.epoch == epoch - 1 and handed_over.leased is not None:
+        return handed_over.leased
+    return [(0, end)]
 
 
 def _up_to(image: QueueImage, end: int) -> QueueImage:

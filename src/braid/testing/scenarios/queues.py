@@ -157,8 +157,8 @@ class SimulatedQueues:
         queues = segment.queues
         open_queue = queues._open
 
-        async def opened(subscription: str) -> None:
-            await open_queue(subscription)
+        async def opened(subscription: str, **options: Any) -> None:
+            await open_queue(subscription, **options)
             self._checked(lambda: self._meet(segment, broker))
 
         queues._open = opened  # type: ignore[method-assign]
