@@ -12,8 +12,9 @@ tells the record before a queue is opened, and `release_record` when all are dra
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.segment_queue import QueueCounts, QueueCursors, SegmentQueue
@@ -23,8 +24,10 @@ from braid.model.names import SegmentName
 from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, joined, pack_state, unpack_state
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
-from braid.storage.queue_journal import QueueJournal, folder_of
+from braid.storage.queue_journal import QueueJournal, folder_of, remove_others
 from braid.storage.segment import SegmentStorage
+
+_log: Final = logging.getLogger(__name__)
 
 OnEvents = Callable[[SegmentQueue, int, QueueEvents | QueueSnapshot], None]
 
@@ -86,9 +89,10 @@ class SegmentQueues:
         """Called with what the journals take, and the number of it: followers are sent it."""
 
     async def load(self) -> None:
-        """Open the queues of all subscriptions that are queues."""
+        """Open the queues of all subscriptions that are queues, and remove the journals of those that were deleted."""
         for subscription in sorted(self._cursors.queues):
             await self._open(subscription, after_another=True)
+        await self._remove_journals()
         self.loaded = True
 
     async def begin(self, subscription: str) -> None:
@@ -97,6 +101,11 @@ class SegmentQueues:
             async with self._lock:
                 if subscription not in self._queues:
                     await self._open(subscription)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The subscriptions that have a queue here, open or not."""
+        return self._cursors.queues
 
     def find(self, subscription: str) -> SegmentQueue | None:
         return self._queues.get(subscription)
@@ -147,10 +156,12 @@ class SegmentQueues:
             queue.reset(offset)
 
     async def remove(self, subscription: str) -> None:
-        """End the queue of a deleted subscription. Its journal is of no use: another one has another placement."""
+        """End the queue of a deleted subscription, and remove its journal here and on followers."""
         async with self._lock:
             if (queue := self._queues.pop(subscription, None)) is not None:
                 await queue.stop()
+                await self._remove_journals()
+                self._tell(queue, queue.last_number, queue.snapshot())
                 self.release_if_drained()
 
     def close_channels(self, code: str, message: str, *, retriable: bool, subscription: str | None = None) -> None:
@@ -204,6 +215,14 @@ class SegmentQueues:
         self._queues[subscription] = queue
         self._first[subscription] = queue.last_number
         self._tell(queue, queue.last_number, queue.snapshot())
+
+    async def _remove_journals(self) -> None:
+        """Remove the journals of deleted subscriptions. What stays after a failure is removed when the segment is
+        opened the next time."""
+        try:
+            await remove_others(self._disk, self._storage.log.folder, self.names)
+        except BraidError as error:
+            _log.warning("journals of deleted queues of %s are not removed yet: %s", self._name, error)
 
     def _tell(self, queue: SegmentQueue, number: int, events: QueueEvents | QueueSnapshot) -> None:
         if self.on_events is not None:

@@ -87,6 +87,8 @@ class QueueWatch:
         self._leases: dict[int, _Lease] = {}
         self._answered: set[int] = set()
         """Messages that a consumer is returning now."""
+        self._unseen: dict[int, _Lease] = {}
+        """Of these, messages that no program has seen: if no delivery of one counts, no event tells of its return."""
         self.placement = checker.begin(segment, owner, snapshot, sought=sought)
 
     def begun(self, number: int, snapshot: QueueSnapshot) -> None:
@@ -166,12 +168,16 @@ class QueueWatch:
                 deadline_us = max(until_us, known.deadline_us) if known is not None else until_us
                 self._leases[offset] = _Lease(number, consumer, deadline_us)
 
-    def answering(self, nacks: Iterable[tuple[int, int]], extensions: Iterable[tuple[int, int, int]]) -> None:
-        """Hear what a consumer says before the queue does: offsets and leases of nacks, and of extensions with their
-        new deadlines."""
-        self._answered = {
-            offset for offset, lease in nacks if offset in self._leases and self._leases[offset].number == lease
-        }
+    def answering(self, nacks: Iterable[tuple[int, int, bool]], extensions: Iterable[tuple[int, int, int]]) -> None:
+        """Hear what a consumer says before the queue does: offsets and leases of nacks, and whether a program has seen
+        the message; offsets, leases and new deadlines of extensions."""
+        counting = [
+            (offset, seen)
+            for offset, lease, seen in nacks
+            if offset in self._leases and self._leases[offset].number == lease
+        ]
+        self._answered = {offset for offset, _ in counting}
+        self._unseen = {offset: self._leases.pop(offset) for offset, seen in counting if not seen}
         for offset, lease, deadline_us in extensions:
             known = self._leases.get(offset)
             if known is not None and known.number == lease:
@@ -181,8 +187,13 @@ class QueueWatch:
         """Hear that a consumer leaves, before the queue does."""
         self._answered = {offset for offset, lease in self._leases.items() if lease.consumer == consumer}
 
+    def refused(self) -> None:
+        """Hear that nothing of the answer counts."""
+        self._leases |= self._unseen
+
     def answered(self) -> None:
         self._answered = set()
+        self._unseen = {}
 
     def _about(self, offset: int) -> str:
         return f"message {offset} of segment {self.segment} (placement {self.placement.number}, owner {self.owner})"

@@ -219,11 +219,14 @@ class SimulatedQueues:
         def answered(answer: QueueAnswer) -> tuple[int, list[int]]:
             now = now_us()
             watch.answering(
-                [(offset, lease) for offset, lease, *_ in answer.nacks],
+                [(offset, lease, seen) for offset, lease, _, seen, _ in answer.nacks],
                 [(offset, lease, now + more_us) for offset, lease, more_us in answer.extensions],
             )
             try:
                 return take_answer(answer)
+            except BraidError:
+                watch.refused()
+                raise
             finally:
                 watch.answered()
 
