@@ -91,9 +91,8 @@ class QueueMachine(RuleBasedStateMachine):
         if offset in self.settled:
             return Answer.REPEATED
         last = self.holder.get(offset)
-        is_leased = last is not None and offset not in self.over
-        if not is_leased and (last is None or last < self.first_lease):  # No consumer has got it from this owner.
-            return Answer.TAKEN if lease < self.first_lease else Answer.STALE
+        if (last or 0) < lease < self.first_lease:  # No consumer has got it from this owner, or later from another one.
+            return Answer.TAKEN
         return Answer.TAKEN if last == lease else Answer.STALE
 
     @rule(data=st.data(), more=st.integers(0, 3))

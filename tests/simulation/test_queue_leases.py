@@ -113,6 +113,19 @@ async def test_an_owner_whose_lease_is_over_hands_out_nothing(simulation: Simula
 # Channels that are refused, and answers that wait.
 
 
+async def test_a_consumer_that_ends_while_its_channel_is_opened_leaves_none_behind(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=5, ack_timeout_ms=600_000) as (brokers, client):
+        gone = client.queue_consumer("orders", "work", name="gone")
+        await gone.start()
+        while not gone._feeds[0]._number:  # noqa: ASYNC110 — until the request leaves, and not longer
+            await asyncio.sleep(0)
+        await gone.end()
+        await until(lambda: queue_at(brokers).counts().delivered > 0)
+        async with client.queue_consumer("orders", "work", name="here") as consumer:
+            assert numbers(await take(consumer, 5)) == list(range(5))
+            assert queue_at(brokers).counts().consumers == ("here",)
+
+
 async def test_a_consumer_starts_when_a_broker_is_there_again(simulation: Simulation) -> None:
     async with queue_of(simulation, messages=1) as (brokers, client):
         brokers.kill("a")

@@ -70,6 +70,20 @@ def test_another_placement_begins_anew_and_none_comes_back() -> None:
         watched(checker, QueueSnapshot(1, 1))
 
 
+def test_skip_takes_nothing_back_and_invents_nothing() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    checker.acking(Place(0, 1, 2), FIRST_LEASE)
+    settle(watch, 2, 2)
+    watch.on_confirmed(2)
+    watch.reset(QueueSnapshot(2, 1, ((2, 3),)), sought=True)
+    with pytest.raises(PromiseBroken, match="I9"):
+        hand(watch, 2)
+    checker.check_whole(0, [0, 2], {})
+    with pytest.raises(PromiseBroken, match="lost"):
+        watch.reset(QueueSnapshot(3, 1, ((4, 5),)), sought=True)
+
+
 def test_lease_lasts_until_its_time_is_over() -> None:
     watch = watched(QueueChecker())
     hand(watch, 0, until=100)

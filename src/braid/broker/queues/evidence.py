@@ -28,7 +28,7 @@ from braid.model.subscription import Cursor
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
 from braid.storage.log import promise as promises
-from braid.storage.queue_journal import FOLDER, QueueJournal, folder_of, read_image
+from braid.storage.queue_journal import FOLDER, QueueJournal, folder_of, read_image, remove_others
 
 Ask = Callable[[str, list[str]], Awaitable[Mapping[str, Any]]]
 """Asks a broker what it knows of these subscriptions (`QueueCopies.read`)."""
@@ -46,6 +46,10 @@ async def gather(
         return
     cursors = await _queue_cursors(store, name)
     own, damage = await _own_images(disk, folder, [each for each in cursors if each in kept])
+    if record.accept_loss:
+        # The cursors have new placements, and the log is about to be cut: no journal may tell of what is lost (I8).
+        of_now = {each for each in cursors if (image := own.get(each)) and image.placement == cursors[each].placement}
+        await remove_others(disk, folder, of_now | damage.keys())
     last = record.elected.epoch if record.elected is not None else record.epoch - 1
     doubtful = cursors if record.elected is not None else damage
     wanted = [each for each in doubtful if not _is_whole(cursors[each], last)]

@@ -167,6 +167,7 @@ class SegmentQueue:
         self._delivered = self._redelivered = self._dead_lettered = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._is_being_placed = False
         self.on_events: list[Callable[[int, QueueEvents | QueueSnapshot], None]] = []
         """Called with the number of what the journal takes: followers are sent it."""
         journal.on_failure = on_failure
@@ -182,6 +183,7 @@ class SegmentQueue:
     ) -> list[int]:
         """Begin to hand out messages on a channel, later: the reply to its opening goes first. Its consumer `holds`
         messages of this placement already; return those that are not its own any more."""
+        self._check_open()
         self._check_ranges([(start, stop) for start, stop, _ in holds])
         lost = list[int]()
         deadline = self._now() + settings.ack_timeout_us
@@ -260,10 +262,25 @@ class SegmentQueue:
         """Hear that other followers count than before."""
         self._count()
 
-    def reset(self, offset: Offset) -> None:
-        """Begin anew at another place: the subscription was set there. The channels are closed already."""
-        self.placement = self._cursors.placement(self.subscription)
-        self._state = QueueState(QueueImage(self.placement, offset).settled, first_lease=self._state.next_lease)
+    def after_skipping(self, count: int) -> QueueSnapshot:
+        """Return what is known of the queue if its first messages that are not settled were settled, so many of them.
+        Answers do not count from now on: the caller sets the queue to another place."""
+        self._is_being_placed = True
+        image = QueueImage.of(self.snapshot())
+        image.apply(QueueEvents(tuple(self._state.first_unsettled(count, self._storage.log.confirmed.value))))
+        return image.snapshot()
+
+    def resume(self) -> None:
+        """Take answers again, at this place or at another one."""
+        self._is_being_placed = False
+
+    def reset(self, image: QueueImage) -> None:
+        """Begin anew at another place, with what is known there: the subscription was set there. The channels are
+        closed already."""
+        self.placement = image.placement
+        self._state = QueueState(
+            image.settled, self._from_store(image.returned.values()), first_lease=self._state.next_lease
+        )
         self._bases.clear()
         self._dead.clear()
         self._begin_journal()
@@ -377,6 +394,8 @@ class SegmentQueue:
     def _check_open(self) -> None:
         if self._is_over:
             raise LogClosed(f"the queue {self.subscription} of {self.name} is closed")
+        if self._is_being_placed:
+            raise NotServing(f"the queue {self.subscription} of {self.name} is being set to another place")
 
     def _check_answer(self, answer: QueueAnswer) -> None:
         """Refuse an answer as a whole, before anything of it counts."""

@@ -150,10 +150,12 @@ class SegmentQueues:
             queue.recount()
 
     def follow_cursor(self, subscription: str) -> None:
-        """Set a queue to the place to which its cursor was set."""
+        """Set a queue to the place to which its cursor was set, with the state that the cursor has there."""
         queue, offset = self._queues.get(subscription), self._cursors.offset(subscription)
-        if queue is not None and offset is not None and queue.placement != self._cursors.placement(subscription):
-            queue.reset(offset)
+        placement, state = self._cursors.placement(subscription), self._cursors.handed_over(subscription)
+        if queue is not None and offset is not None and queue.placement != placement:
+            queue.reset(joined(placement, offset, [QueueImage.of(unpack_state(state)) if state else None]))
+            self._first[subscription] = queue.last_number
 
     async def remove(self, subscription: str) -> None:
         """End the queue of a deleted subscription, and remove its journal here and on followers."""

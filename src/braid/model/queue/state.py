@@ -189,7 +189,7 @@ class QueueState:
         leased, past, stale = self._leased, self._past, list[int]()
         for offset in range(start, end):
             found = leased.get(offset)
-            if found is not None and found.number == lease:
+            if found is not None and (found.number == lease or self._is_later(lease, found.number)):
                 del leased[offset]
                 self._held[found.consumer] -= 1
             elif self._check(offset, lease) is Answer.STALE:
@@ -276,6 +276,15 @@ class QueueState:
             self._past.pop(offset, None)
         self.settled.add(start, end)
 
+    def first_unsettled(self, count: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the first `count` messages below `end` that are not settled."""
+        start = self.settled.first_unsettled(0)
+        while count > 0 and start < end:
+            stop = self.settled.next_settled(start, min(end, start + count))
+            yield start, stop
+            count -= stop - start
+            start = self.settled.first_unsettled(stop)
+
     def returned(self) -> Iterator[Returned]:
         """What a checkpoint stores beside `settled`."""
         for offset, (deliveries, reason) in self._past.items():
@@ -352,12 +361,15 @@ class QueueState:
         if offset in self.settled:
             return Answer.REPEATED
         if (held := self._leased.get(offset)) is not None:
-            return Answer.TAKEN if held.number == lease else Answer.STALE
+            return Answer.TAKEN if held.number == lease or self._is_later(lease, held.number) else Answer.STALE
         waiting = self._waiting.get(offset)
         last = waiting.lease if waiting is not None else 0
-        # This owner has not handed it out: which lease of an earlier owner was the last one is not known here.
-        of_an_earlier_owner = 0 < lease < self._first_lease and last < self._first_lease
-        return Answer.TAKEN if lease == last > 0 or of_an_earlier_owner else Answer.STALE
+        return Answer.TAKEN if lease == last > 0 or self._is_later(lease, last) else Answer.STALE
+
+    def _is_later(self, lease: int, last: int) -> bool:
+        """Tell whether a lease of an earlier owner was given after the last one that is known here, which is not of
+        this owner. Consumers may have answered, or named, an older lease first."""
+        return last < lease < self._first_lease
 
     def _first_due(self, now: int) -> Offset | None:
         while self._due:

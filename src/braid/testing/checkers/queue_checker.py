@@ -46,6 +46,8 @@ class Placement:
         """Everything below counts as settled."""
         self.sought: Final = sought
         """Whether a call has set it, and not a loss."""
+        self.kept: set[int] = set()
+        """Settled above the start, before it was set there: a skip takes nothing back."""
         self.taken: set[int] = set()
         self.confirmed: set[int] = set()
         self.deliveries: dict[int, int] = {}
@@ -224,8 +226,12 @@ class QueueChecker:
         """Compare what an owner begins with, with what was confirmed (I9), and with what was ever acked."""
         last = self.current(segment)
         if last is None or snapshot.placement > last.number:
-            last = Placement(snapshot.placement, snapshot.base, sought=sought or last is None)
+            before, last = last, Placement(snapshot.placement, snapshot.base, sought=sought or last is None)
             self._placements[segment].append(last)
+            if before is not None:
+                last.kept = {offset for first, stop in snapshot.settled for offset in range(first, stop)} & before.taken
+                last.taken |= last.kept
+                last.confirmed |= last.kept & before.confirmed
         what = f"{owner} begins with the queue of segment {segment} in placement {snapshot.placement}"
         if snapshot.placement < last.number:
             raise PromiseBroken("placements", f"{what}, after {last.number}")
@@ -307,6 +313,8 @@ def _is_settled(chain: list[Placement], offset: int) -> bool:
     for placement in reversed(chain):
         if placement.acked.get(offset):
             return True
+        if offset in placement.kept:
+            continue
         if offset >= placement.start:
             return False
         if placement.sought:
