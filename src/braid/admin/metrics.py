@@ -27,7 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 import braid
-from braid.admin.topic_metrics import TopicRow, age_s, read_topic, topic_families
+from braid.admin.topic_metrics import TopicRow, age_s, read_segment, read_topic, topic_families
 from braid.cluster.ownership.leader_step import Reason
 from braid.model.transition import TransitionStep
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 MAX_SERIES: Final = 50_000
 """Of those that grow with topics: 4 MB of text, a second of a thread."""
 TOPICS_AT_ONCE: Final = 50
-"""So many are read without a break: about 0.5 ms."""
+SEGMENTS_AT_ONCE: Final = 50
+"""So many are read without a break: less than 1 ms."""
 
 _STEPS: Final = (*(step.value.lower() for step in TransitionStep), "finalizing")
 
@@ -85,11 +86,16 @@ class Exposition:
         for segment in broker.segments.all():
             by_topic.setdefault(segment.name.topic.path, []).append(segment)
         shown: list[TopicRow] = []
-        left, omitted = MAX_SERIES, 0
+        left, omitted, read = MAX_SERIES, 0, 0
         now_us = broker.resources.clock.now_us()
         for number, path in enumerate(sorted(by_topic.keys() | broker.metrics.topics.keys()), start=1):
             if broker.topics.find(path) is not None:
-                row = read_topic(broker, path, by_topic.get(path, ()), now_us)
+                rows = []
+                for segment in by_topic.get(path, ()):
+                    rows.append(read_segment(segment, now_us))
+                    if (read := read + 1) % SEGMENTS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                row = read_topic(broker, path, rows)
                 if row.series <= left:
                     shown.append(row)
                     left -= row.series

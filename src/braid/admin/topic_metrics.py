@@ -1,7 +1,7 @@
 """The series of topics, segments and subscriptions.
 
-Reading and writing are apart: the loop reads plain numbers into rows (`read_topic`), and a thread makes families of
-them (`topic_families`), which takes ten times as long.
+Reading and writing are apart: the loop reads plain numbers into rows (`read_segment`, `read_topic`). A thread makes
+families of them (`topic_families`), which takes ten times as long.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _read_queue: Final = attrgetter(*_QUEUE_GAUGES, *_QUEUE_COUNTERS)
 _read_counts: Final = attrgetter(*_COUNTS)
 
 
-class _SegmentRow(NamedTuple):
+class SegmentRow(NamedTuple):
     id: int
     earliest: int
     end: int
@@ -75,7 +75,7 @@ class TopicRow(NamedTuple):
     path: str
     counts: tuple[int, ...]
     """As in `_COUNTS`; empty if there are none."""
-    segments: list[_SegmentRow]
+    segments: list[SegmentRow]
     consumers: list[tuple[str, int, int]]
     """By subscription: all, and those without a segment."""
 
@@ -94,8 +94,8 @@ class TopicRow(NamedTuple):
         return len(self.counts) + 2 * len(self.consumers) + of_segments
 
 
-def read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment], now_us: int) -> TopicRow:
-    rows = [_read_segment(segment, now_us) for segment in segments]
+def read_topic(broker: Broker, path: str, rows: list[SegmentRow]) -> TopicRow:
+    """Read what the broker knows of a topic, beside its segments that were read."""
     of_queues = {name for row in rows for name, _, _ in row.queues}
     subscriptions = dict.fromkeys(name for row in rows for name, _ in row.lags if name not in of_queues)
     counts = broker.metrics.topics.get(path)
@@ -104,7 +104,7 @@ def read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment], now_
     return TopicRow(path, _read_counts(counts) if counts is not None else (), rows, consumers)
 
 
-def _read_segment(segment: OwnedSegment, now_us: int) -> _SegmentRow:
+def read_segment(segment: OwnedSegment, now_us: int) -> SegmentRow:
     earliest, end, log = segment.earliest, segment.end, segment.storage.log
     queues = segment.queues.counts()
     lags, ages = [], []
@@ -118,7 +118,7 @@ def _read_segment(segment: OwnedSegment, now_us: int) -> _SegmentRow:
             oldest_us = written_at(segment.storage.sources, max(offset, earliest)) or 0
         ages.append((name, age_s(oldest_us, now_us) if backlog else 0.0))
     hot = hot_key(segment)
-    return _SegmentRow(
+    return SegmentRow(
         id=segment.name.id,
         earliest=earliest,
         end=end,
@@ -234,7 +234,7 @@ def topic_families(rows: Sequence[TopicRow]) -> list[Metric]:
     return [*counters, *gauges.families.values(), *of_queues]
 
 
-def _add_segment(gauges: _Gauges, path: str, segment: _SegmentRow) -> None:
+def _add_segment(gauges: _Gauges, path: str, segment: SegmentRow) -> None:
     id_ = str(segment.id)
     labels = [path, id_]
     gauges.add("segment_earliest_offset", labels, segment.earliest)
