@@ -58,6 +58,7 @@ ROOMS = {
         "commands": {"terminal"},
         "bench": {"terminal"},
         "pipeline": {"terminal"},
+        "doctor": {"terminal"},
     },
     "testing": {"sim": set[str](), "checkers": {"sim"}, "scenarios": {"sim", "checkers"}},
 }
