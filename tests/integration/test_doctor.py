@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from braid.cli.doctor.services import look_at_storage
 from braid.metadata import paths
 from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Put
 from braid.model.cluster import Registration
+from braid.ports.disk import Buffer, Disk
+from braid.storage.objects.disk import DiskObjects
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.commands import run_to_end
 from tests.kits.etcd_server import shared_etcd_server
@@ -126,6 +129,22 @@ def test_planted_problems_of_a_machine_are_found(tmp_path: Path) -> None:
     assert "no such file" in problems["metadata store"]
     assert "cannot be written" in problems["data folder"]
     assert not (tmp_path / "missing.db").exists()
+
+
+class _Overwriting(DiskObjects):
+    async def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        await self.delete(name)
+        await super().create(name, parts)
+
+
+def test_a_storage_that_overwrites_objects_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(_: str, *, disk: Disk) -> DiskObjects:
+        return _Overwriting(disk, str(tmp_path))
+
+    monkeypatch.setattr("braid.storage.objects.urls.open_objects", opened)
+    facts = asyncio.run(look_at_storage("s3://bucket"))
+    assert [step for step, error in facts.steps.items() if error] == ["refuse"]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_cluster_that_does_not_answer_is_a_problem_in_sentences() -> None:

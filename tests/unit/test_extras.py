@@ -119,6 +119,9 @@ def test_the_client_and_every_command_can_be_imported_without_the_extras() -> No
         ("serve", "braid serve"),
         ("up", "braid up"),
         ("token create --role ops --secret-file secret", "braid token create"),
+        ("backup file --data .", "braid backup"),
+        ("restore file --data .", "braid restore"),
+        ("doctor --no-cluster --metadata sqlite:x", "braid doctor --metadata and --storage"),
         ("bench publish", "braid bench without --url starts a broker, which"),
     ],
 )

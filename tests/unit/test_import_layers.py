@@ -59,6 +59,7 @@ ROOMS = {
         "bench": {"terminal"},
         "pipeline": {"terminal"},
         "doctor": {"terminal"},
+        "backup": {"terminal"},
     },
     "testing": {"sim": set[str](), "checkers": {"sim"}, "scenarios": {"sim", "checkers"}},
 }
