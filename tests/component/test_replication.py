@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -154,6 +155,41 @@ async def test_a_follower_is_admitted_though_an_answer_is_lost_and_nothing_is_se
     followers.lost_admissions = 3
     async with scene(simulation, followers, "xy", 2):
         await until(lambda: sorted(followers.admitted) == ["x", "y"])
+
+
+class GatedFollowers(Followers):
+    """Followers whose answers to some calls come when the test says so."""
+
+    def __init__(self, *calls: str) -> None:
+        super().__init__()
+        self.gates = {call: asyncio.Event() for call in calls}
+        self.waiting: list[str] = []
+
+    async def call(self, broker_id: str, name: str, *arguments: Any, **more: Any) -> Any:
+        if name in self.gates:
+            self.waiting.append(name)
+            await self.gates[name].wait()
+        return await super().call(broker_id, name, *arguments, **more)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_follower_is_admitted_though_its_session_counts_just_when_the_last_try_ends(
+    simulation: Simulation, turns: int
+) -> None:
+    """The next session does not count yet when the try of the last one ends. It does some turns of the loop later."""
+    followers = GatedFollowers("copy_admit")
+    followers.begin("x")
+    async with scene(simulation, followers, "x", 1) as owner:
+        await until(lambda: followers.waiting == ["copy_admit"])
+        followers.begin("x", epoch=0)
+        followers.gates["copy_append"] = asyncio.Event()
+        owner.replication.on_member("x")
+        await until(lambda: followers.waiting == ["copy_admit", "copy_append"])
+        followers.gates["copy_admit"].set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        followers.gates["copy_append"].set()
+        await until(lambda: owner.replication.followers[0].member)
 
 
 async def test_a_follower_that_lost_its_disk_while_it_was_admitted_is_not_admitted(simulation: Simulation) -> None:

@@ -138,7 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert lost == ([] if expected is Answer.TAKEN else [offset])
             if expected is Answer.TAKEN:
                 self.holder[offset] = lease
-                self.deadline[offset] = self.now + LEASE_US
+                self.deadline[offset] = max(self.now + LEASE_US, self.deadline.get(offset, 0))
                 self.over.discard(offset)
                 self.not_before.pop(offset, None)
 

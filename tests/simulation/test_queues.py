@@ -403,7 +403,7 @@ async def test_one_dead_letter_is_stored_though_its_consumer_dies_before_the_ack
                     await take(consumer, 1)
                 # The letter is stored, and the ack never leaves.
                 (feed,) = consumer._feeds.values()
-                feed.flush = lambda: None  # type: ignore[method-assign]
+                feed._answers.flush = lambda: None  # type: ignore[method-assign]
                 await until(lambda: brokers.running["a"].segments.get(BURIED, 0).end == 1)
                 kill_program(brokers, host)
                 await consumer.end()

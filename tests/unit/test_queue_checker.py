@@ -164,3 +164,25 @@ def test_every_message_is_acked_or_buried_or_skipped() -> None:
     checker.check_whole(0, [0, 1], {})
     with pytest.raises(PromiseBroken, match="I10"):
         checker.check_dead({(0, 1): 3})
+
+
+def test_message_stays_with_the_next_channel_of_its_consumer() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0, until=100)
+    watch.kept([(0, 1, FIRST_LEASE)], [], consumer=8, until_us=200)
+    watch.leaving(8)
+    give_back(watch, 0, 2, now=1)
+    watch.answered()
+    watch.kept([(1, 3, FIRST_LEASE)], [2], consumer=8, until_us=200)
+    with pytest.raises(PromiseBroken, match="early"):
+        give_back(watch, 1, 3, now=199)
+    hand(watch, 2, FIRST_LEASE + 1)
+
+
+def test_ack_that_is_refused_because_of_a_seek_may_have_counted() -> None:
+    checker = QueueChecker()
+    watched(checker)
+    checker.acking(Place(0, 1, 0), FIRST_LEASE)
+    QueueWatch(checker, 0, "b1", QueueSnapshot(2, 1), sought=False)
+    checker.refused(Place(0, 1, 0), FIRST_LEASE, ack=True)
+    checker.check_whole(0, [0], {})

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple, Protocol
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.channel import QueueChannel
-from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed
+from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
 from braid.model.queue.events import MAX_REASON_CHARS, QueueEvents, QueueImage, QueueSnapshot, Returned
@@ -169,9 +169,9 @@ class SegmentQueue:
     def attach(
         self, channel: QueueChannel, settings: QueueSettings, holds: Sequence[tuple[int, int, int]] = ()
     ) -> list[int]:
-        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already; return
-        those that are not its own any more."""
-        _check_ranges([(start, stop) for start, stop, _ in holds], self._storage.log.confirmed.value)
+        """Begin to hand out messages on a channel, later: the reply to its opening goes first. Its consumer `holds`
+        messages of this placement already; return those that are not its own any more."""
+        self._check_ranges([(start, stop) for start, stop, _ in holds])
         lost = list[int]()
         deadline = self._now() + settings.ack_timeout_us
         for start, stop, lease in holds:
@@ -179,7 +179,7 @@ class SegmentQueue:
         self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
-        self.pump()
+        self._loop.call_soon(self.pump)
         return lost
 
     def detach(self, key: int, *, leave: bool) -> None:
@@ -197,7 +197,7 @@ class SegmentQueue:
         """Take acks, nacks and extensions. Returns the number that is confirmed when everything of this is stored, and
         the messages that others have now: what was said about these does not count."""
         self._check_open()
-        _check_answer(answer, self._storage.log.confirmed.value)
+        self._check_answer(answer)
         stale: list[int] = []
         settled: list[tuple[int, int]] = []
         returned: list[Returned] = []
@@ -227,8 +227,9 @@ class SegmentQueue:
     # What the log, the clock and followers do.
 
     def pump(self) -> None:
-        """Hand out what can be handed out now."""
-        if self._is_over or self._reading is not None:
+        """Hand out what can be handed out now. Nothing after the broker's lease: another owner may have confirmed acks
+        since (I9)."""
+        if self._is_over or self._reading is not None or not self._may_confirm():
             return
         now = self._now()
         self._note_returned(self._state.expire(now))
@@ -364,6 +365,26 @@ class SegmentQueue:
     def _check_open(self) -> None:
         if self._is_over:
             raise LogClosed(f"the queue {self.subscription} of {self.name} is closed")
+
+    def _check_answer(self, answer: QueueAnswer) -> None:
+        """Refuse an answer as a whole, before anything of it counts."""
+        ranges = [(start, stop) for start, stop, _ in answer.acks]
+        ranges += [(offset, offset + 1) for offset, *_ in answer.nacks]
+        ranges += [(offset, offset + 1) for offset, *_ in answer.extensions]
+        self._check_ranges(ranges)
+
+    def _check_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        log = self._storage.log
+        for start, stop in ranges:
+            if not 0 <= start < stop <= log.end:
+                raise InvalidArgument(
+                    f"messages {start} to {stop} cannot be answered: the segment holds 0 to {log.end}"
+                )
+        if sum(stop - start for start, stop in ranges) > MAX_ANSWERED:
+            raise InvalidArgument(f"an answer may tell of {MAX_ANSWERED:,} messages; send several")
+        if max((stop for _, stop in ranges), default=0) > log.confirmed.value:
+            # An earlier owner has confirmed and handed out these messages; this one is about to confirm them again.
+            raise NotServing(f"{self.name} has not confirmed its last messages again since it has another owner")
 
     def _next_channel(self) -> QueueChannel | None:
         """Return the next channel that takes messages, and let the others come after it."""
@@ -519,19 +540,3 @@ class SegmentQueue:
 
 def _base(batch: StoredBatch) -> Offset:
     return batch.header.base_offset
-
-
-def _check_answer(answer: QueueAnswer, end: int) -> None:
-    """Refuse an answer as a whole, before anything of it counts."""
-    ranges = [(start, stop) for start, stop, _ in answer.acks]
-    ranges += [(offset, offset + 1) for offset, *_ in answer.nacks]
-    ranges += [(offset, offset + 1) for offset, *_ in answer.extensions]
-    _check_ranges(ranges, end)
-
-
-def _check_ranges(ranges: Sequence[tuple[int, int]], end: int) -> None:
-    for start, stop in ranges:
-        if not 0 <= start < stop <= end:
-            raise InvalidArgument(f"messages {start} to {stop} cannot be answered: the segment holds 0 to {end}")
-    if sum(stop - start for start, stop in ranges) > MAX_ANSWERED:
-        raise InvalidArgument(f"an answer may tell of {MAX_ANSWERED:,} messages; send several")

@@ -204,18 +204,21 @@ class QueueState:
 
     def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> list[int]:
         """Leave messages with a consumer that is back and has had them before: after a broken connection, or from an
-        earlier owner. Return those that are not its own any more: others have got them since, or they are settled."""
+        earlier owner. No lease gets shorter by this. Return the messages that are not its own any more: others have got
+        them since, or they are settled."""
         lost = list[int]()
         for offset in range(start, end):
             if self._check(offset, lease) is not Answer.TAKEN:
                 lost.append(offset)
                 continue
+            until = deadline
             if (held := self._leased.pop(offset, None)) is not None:
                 self._held[held.consumer] -= 1
+                until = max(deadline, held.deadline)
             self._waiting.pop(offset, None)
             if offset >= self._next:
                 self._returned_end = max(self._returned_end, offset + 1)
-            self._lease(_Lease(lease, consumer, Offset(offset), 1, deadline))
+            self._lease(_Lease(lease, consumer, Offset(offset), 1, until))
             self._held[consumer] += 1
         return lost
 

@@ -156,6 +156,16 @@ class QueueWatch:
                 placement.handed[offset] = max(run.lease, placement.handed.get(offset, 0))
                 self._leases[offset] = _Lease(run.lease, consumer, deadline_us)
 
+    def kept(self, holds: Iterable[tuple[int, int, int]], lost: Collection[int], consumer: int, until_us: int) -> None:
+        """Hear that a consumer is back with messages, and that all but the `lost` ones stay with it."""
+        for start, end, number in holds:
+            for offset in set(range(start, end)).difference(lost):
+                known = self._leases.get(offset)
+                if known is not None and known.number != number:
+                    raise PromiseBroken("leases", f"{self._about(offset)} stays under lease {number}, beside {known}")
+                deadline_us = max(until_us, known.deadline_us) if known is not None else until_us
+                self._leases[offset] = _Lease(number, consumer, deadline_us)
+
     def answering(self, nacks: Iterable[tuple[int, int]], extensions: Iterable[tuple[int, int, int]]) -> None:
         """Hear what a consumer says before the queue does: offsets and leases of nacks, and of extensions with their
         new deadlines."""
@@ -259,9 +269,9 @@ class QueueChecker:
         self.stale += 1
         found = self.find(place)
         assert found is not None
-        if ack:
-            found.acked[place.offset].discard(lease)
         current = self._placements[place.segment]
+        if ack and found is current[-1]:  # Otherwise the ack may have counted before the queue was set elsewhere.
+            found.acked[place.offset].discard(lease)
         if not extends and len(current) == 1 and found.handed[place.offset] <= lease:
             raise PromiseBroken("leases", f"an answer to {place} under lease {lease} was stale, and nobody else got it")
 

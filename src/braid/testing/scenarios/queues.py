@@ -212,7 +212,9 @@ class SimulatedQueues:
                 send(batch, handed, max_deliveries, end)
 
             channel.send = sent  # type: ignore[method-assign]
-            return attach(channel, settings, holds)
+            lost = attach(channel, settings, holds)
+            self._checked(lambda: watch.kept(holds, lost, channel.key, now_us() + settings.ack_timeout_us))
+            return lost
 
         def answered(answer: QueueAnswer) -> tuple[int, list[int]]:
             now = now_us()
