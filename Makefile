@@ -53,7 +53,7 @@ lint: setup
 	$(BIN)/mypy --no-error-summary
 
 test: setup
-	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
+	bash tools/system.sh etcd-server etcd openssl openssl prometheus promtool systemd systemd-analyze $(JAVA)
 	$(MAKE) --jobs 2 lint suite
 
 # Tests often wait for processes, and the archive is made on one core and a half: the linters use the rest.

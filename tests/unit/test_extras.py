@@ -21,14 +21,15 @@ CLIENT_LAYERS = {"", "model", "ports", "wire", "scaling", "client", "cli"}
 """The layers that work where only the client is installed."""
 LAYERS_OF = {"server": set(MAY_IMPORT) - CLIENT_LAYERS - {"spark"}, "spark": {"spark"}}
 """The layers that an extra is for. The layer `testing` is the server's: it runs brokers."""
-ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}}
-"""Packages of the server that client layers import inside a function, and do without."""
+ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}, "": {"opentelemetry"}}
+"""Packages of extras that client layers import inside a function, or in `try`, and do without."""
 DISTRIBUTIONS = {
     "cryptography": "pyjwt",  # pyjwt[crypto]
     "fastapi_offline": "fastapi-offline",
     "google": "protobuf",
     "grpc": "grpcio",
     "jwt": "pyjwt",
+    "opentelemetry": "opentelemetry-api",
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",
     "pydantic": "fastapi",
@@ -119,6 +120,9 @@ def test_the_client_and_every_command_can_be_imported_without_the_extras() -> No
         ("serve", "braid serve"),
         ("up", "braid up"),
         ("token create --role ops --secret-file secret", "braid token create"),
+        ("backup file --data .", "braid backup"),
+        ("restore file --data .", "braid restore"),
+        ("doctor --no-cluster --metadata sqlite:x", "braid doctor --metadata and --storage"),
         ("bench publish", "braid bench without --url starts a broker, which"),
     ],
 )

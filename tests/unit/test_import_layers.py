@@ -58,6 +58,8 @@ ROOMS = {
         "commands": {"terminal"},
         "bench": {"terminal"},
         "pipeline": {"terminal"},
+        "doctor": {"terminal"},
+        "backup": {"terminal"},
     },
     "testing": {"sim": set[str](), "checkers": {"sim"}, "scenarios": {"sim", "checkers"}},
 }
