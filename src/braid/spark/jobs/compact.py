@@ -32,6 +32,7 @@ from braid.model.names import TopicName
 from braid.ports.os_disk import OsDisk
 from braid.scan.connection import ScanConnection
 from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
@@ -174,7 +175,7 @@ class _Compaction:
 
     def _round(self, snapshot: TopicSnapshot, runs: list[CompactionTask]) -> int:
         """Join the runs and swap them in. Returns how many swaps there were."""
-        size = WAVE * self._spark.sparkContext.defaultParallelism
+        size = WAVE * parallelism(self._spark)
         swaps = 0
         for first in range(0, len(runs), size):
             wave = runs[first : first + size]

@@ -35,6 +35,7 @@ from braid.model.names import TopicName
 from braid.scan.connection import ScanConnection
 from braid.scan.range_reader import range_reader
 from braid.scan.snapshot import SegmentBounds, TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.audit import queries
 from braid.spark.jobs.audit.rules import (
     EXPIRED,
@@ -142,7 +143,7 @@ def batch_rows(
     deep: bool = False,
 ) -> DataFrame:
     """Scan the pieces: one row for each batch of the topic, and for each finding."""
-    tasks = packed(pieces, 2 * spark.sparkContext.defaultParallelism)
+    tasks = packed(pieces, 2 * parallelism(spark))
     # Executors need the tasks, not the manifests from which they were planned.
     bare = {number: msgspec.structs.replace(fact, manifest=None) for number, fact in facts.items()}
     topic = msgspec.structs.replace(snapshot, segments={})

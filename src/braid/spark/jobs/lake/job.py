@@ -37,6 +37,7 @@ from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMi
 from braid.scan.connection import ScanConnection
 from braid.scan.planning import Range
 from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.bounded_read import columns_schema, records_seen, records_skipped, rows_between
 from braid.spark.jobs.lake.parquet import ParquetTable
 from braid.spark.jobs.lake.table import LakeTable, Landed
@@ -198,7 +199,7 @@ def step_rows(
     spark: SparkSession, source: Mapping[str, str], step: LakeStep, seen: Observation | None = None
 ) -> DataFrame:
     """Read the rows of a step, in few and large partitions: each becomes a file."""
-    files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
+    files = min(parallelism(spark), int(step.estimated_bytes / FILE_BYTES))
     more = {"minPartitions": str(max(1, files))}
     return rows_between(spark, source, step.ranges, step.others, step.landed.columns, more, seen)
 

@@ -40,6 +40,7 @@ from braid.scan.connection import ScanConnection
 from braid.scan.planning import Prune, Range
 from braid.scan.ranges import check_named
 from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.bounded_read import counted, records_seen, records_skipped, rows_between, within
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
@@ -307,8 +308,7 @@ class ReplayRun:
                 now = connection.snapshot()
                 positions = replay.step.positions if replay.step is not None else first_positions(self._options, now)
                 view = until(self._options, bounded(now, goal))
-                parallelism = self._spark.sparkContext.defaultParallelism
-                step = next_step(view, replay, positions, self._limits, self._times, parallelism)
+                step = next_step(view, replay, positions, self._limits, self._times, parallelism(self._spark))
                 if step is None:
                     break
                 replay = self._run_step(replay, step, now)
