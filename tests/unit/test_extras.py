@@ -19,7 +19,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 CLIENT_LAYERS = {"", "model", "ports", "wire", "scaling", "client", "cli"}
 """The layers that work where only the client is installed."""
-LAYERS_OF = {"server": set(MAY_IMPORT) - CLIENT_LAYERS - {"spark"}, "spark": {"spark"}}
+LAYERS_OF = {
+    "server": set(MAY_IMPORT) - CLIENT_LAYERS - {"scan", "spark"},
+    "history": {"scan"},
+    "spark": {"scan", "spark"},
+}
 """The layers that an extra is for. The layer `testing` is the server's: it runs brokers."""
 ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}, "": {"opentelemetry"}}
 """Packages of extras that client layers import inside a function, or in `try`, and do without."""
@@ -72,6 +76,7 @@ def test_the_extras_declare_what_their_layers_import() -> None:
     assert "caio" in EXTRAS["server"]
     reads_storage = {"obstore"}  # Through the layer storage.
     undeclared = {"protobuf"}  # PySpark needs it and does not declare it.
+    assert (used_by(LAYERS_OF["history"]) - BASE) | reads_storage == EXTRAS["history"]
     assert (used_by(LAYERS_OF["spark"]) - BASE) | reads_storage | undeclared == EXTRAS["spark"]
 
 
@@ -149,4 +154,5 @@ def test_without_obstore_one_sentence_says_what_to_install() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "needs obstore" in last
-    assert "pip install 'braidmq[spark]'" in last
+    for extra in ("history", "spark", "server"):
+        assert f"pip install 'braidmq[{extra}]'" in last
