@@ -77,7 +77,7 @@ ALLOWED = {
         "list_changes",
         "topology",
         "drain_broker",
-    },  # fmt: skip
+    },
     "stranger": set[str](),
     "nobody": set[str](),
 }

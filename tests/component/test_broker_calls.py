@@ -473,8 +473,9 @@ async def test_a_change_of_layout_is_listed_while_it_is_under_way(simulation: Si
         await call("create_topic", topic="orders")
         assert await call("list_changes") == []
         split = asyncio.ensure_future(call("split_segment", topic="orders", segment=0))
-        while not (found := [each for each in await call("list_changes") if each["kind"] == "layout"]):
-            await asyncio.sleep(0)
+        found: list[dict[str, Any]] = []
+        while not found:  # A turn of the loop goes by in each call.
+            found = [each for each in await call("list_changes") if each["kind"] == "layout"]
         (change,) = found
         assert (change["topic"], change["segments"], change["children"]) == (ORDERS.path, [0], [1, 2])
         assert (change["step"], change["since"] > 0) == ("CREATING", True)
