@@ -26,7 +26,20 @@ MAY_IMPORT = {
     "broker": {"model", "ports", "metadata", "storage", "wire", "scaling", "cluster"},
     "admin": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker"},
     "spark": {"model", "ports", "wire", "client", "storage"},
-    "cli": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker", "admin", "client", "spark"},
+    "console": {"model", "wire", "client"},
+    "cli": {
+        "model",
+        "ports",
+        "metadata",
+        "storage",
+        "wire",
+        "cluster",
+        "broker",
+        "admin",
+        "client",
+        "spark",
+        "console",
+    },
     "testing": {"model", "ports", "metadata", "storage", "wire", "broker", "client"},
 }
 
@@ -53,6 +66,7 @@ ROOMS = {
         "sink": {"source"},
         "jobs": {"source", "stream", "sink"},
     },
+    "console": {"drawing": set[str](), "watch": {"drawing"}, "pages": {"drawing", "watch"}},
     "cli": {
         "terminal": set[str](),
         "commands": {"terminal"},
