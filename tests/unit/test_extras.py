@@ -103,10 +103,11 @@ def test_a_client_layer_imports_server_packages_only_inside_functions(layer: str
                 assert not {name.split(".")[0] for name in names} & ONLY_WHEN_USED[layer], path
 
 
+OF_EXTRAS = {*SERVER_IMPORTS, *CONSOLE_IMPORTS, "caio", "pydantic", "starlette", *NEEDS_SPARK}
 WITHOUT = f"""
 import sys
 # From now on importing one of these is an error, as it is where they are not installed.
-sys.modules.update(dict.fromkeys({sorted({*SERVER_IMPORTS, *CONSOLE_IMPORTS, "caio", "pydantic", "starlette", *NEEDS_SPARK})}))
+sys.modules.update(dict.fromkeys({sorted(OF_EXTRAS)}))
 """
 
 

@@ -53,7 +53,7 @@ class Samples:
             half = MAX_SAMPLES // 2
             values = self.values
             means = [(values[index] + values[index + 1]) / 2 for index in range(0, half, 2)]
-            self.times = array("d", self.times[1:half:2]) + self.times[half:]
+            self.times = array("d", self.times[0:half:2]) + self.times[half:]
             self.values = array("d", means) + self.values[half:]
 
     @property
