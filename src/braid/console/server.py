@@ -26,6 +26,8 @@ os.environ.setdefault("NICEGUI_STORAGE_PATH", os.devnull)  # The console keeps n
 STATIC: Final = "/console-static"
 MAX_FORM_BYTES: Final = 32 << 10
 SHUTDOWN_S: Final = 2
+PAGE_S: Final = 30.0
+"""How long a page may take that waits for brokers which do not answer."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -110,35 +112,35 @@ def _add_pages(console: Console) -> None:
         show(visit)
         return None
 
-    @ui.page("/")
+    @ui.page("/", response_timeout=PAGE_S)
     async def cluster_page(request: Request) -> Any:
         return await opened(request, cluster.show)
 
-    @ui.page("/topics")
+    @ui.page("/topics", response_timeout=PAGE_S)
     async def topics_page(request: Request) -> Any:
         return await opened(request, topics.show)
 
-    @ui.page("/topics/{tenant}/{namespace}/{name}")
+    @ui.page("/topics/{tenant}/{namespace}/{name}", response_timeout=PAGE_S)
     async def topic_page(request: Request, tenant: str, namespace: str, name: str) -> Any:
         return await opened(request, lambda visit: topic.show(visit, f"{tenant}/{namespace}/{name}"))
 
-    @ui.page("/messages")
+    @ui.page("/messages", response_timeout=PAGE_S)
     async def messages_page(request: Request) -> Any:
         return await opened(request, lambda visit: messages.show(visit, ""))
 
-    @ui.page("/messages/{tenant}/{namespace}/{name}")
+    @ui.page("/messages/{tenant}/{namespace}/{name}", response_timeout=PAGE_S)
     async def messages_of_topic(request: Request, tenant: str, namespace: str, name: str) -> Any:
         return await opened(request, lambda visit: messages.show(visit, f"{tenant}/{namespace}/{name}"))
 
-    @ui.page("/subscriptions")
+    @ui.page("/subscriptions", response_timeout=PAGE_S)
     async def subscriptions_page(request: Request) -> Any:
         return await opened(request, lambda visit: subscriptions.show(visit, ""))
 
-    @ui.page("/subscriptions/{tenant}/{namespace}/{name}")
+    @ui.page("/subscriptions/{tenant}/{namespace}/{name}", response_timeout=PAGE_S)
     async def subscriptions_of_topic(request: Request, tenant: str, namespace: str, name: str) -> Any:
         return await opened(request, lambda visit: subscriptions.show(visit, f"{tenant}/{namespace}/{name}"))
 
-    @ui.page("/pipeline")
+    @ui.page("/pipeline", response_timeout=PAGE_S)
     async def pipeline_page(request: Request) -> Any:
         return await opened(request, pipeline.show)
 

@@ -19,7 +19,7 @@ from braid.console.watch.view import Json
 from braid.model.errors import BraidError
 
 LISTED: Final = 50
-READ_S: Final = 10.0
+READ_S: Final = 5.0
 STILL_S: Final = 120.0
 """A query that has not moved for so long, and lags, stands still."""
 

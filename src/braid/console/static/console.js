@@ -6,11 +6,13 @@
   // Hints, and the strand under the pointer.
   const tip = document.createElement("div");
   tip.id = "tip";
-  const showTip = (event) => {
-    const shape = event.target.closest && event.target.closest("[data-tip]");
-    const svg = $("svg.braid");
+  let pointer = null;
+  const point = () => {
+    if (!pointer) return;
+    const target = document.elementFromPoint(pointer.x, pointer.y);
+    const svg = $("svg.braid"), shape = target && target.closest("[data-tip]");
     if (svg) {
-      const at = event.target.closest && event.target.closest("svg.braid [data-segment]");
+      const at = target && target.closest("svg.braid [data-segment]");
       svg.classList.toggle("pointing", !!at);
       for (const each of svg.querySelectorAll(".lit")) each.classList.remove("lit");
       if (at) for (const each of svg.querySelectorAll(`[data-segment="${at.dataset.segment}"]`)) each.classList.add("lit");
@@ -19,13 +21,20 @@
     const [title, ...rest] = shape.dataset.tip.split("|");
     tip.replaceChildren(Object.assign(document.createElement("b"), { textContent: title }));
     for (const line of rest) tip.append(Object.assign(document.createElement("div"), { textContent: line }));
-    const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
-    const below = event.clientY + 16 + tip.offsetHeight > window.innerHeight;
+    const left = Math.min(pointer.x + 14, window.innerWidth - tip.offsetWidth - 8);
+    const below = pointer.y + 16 + tip.offsetHeight > window.innerHeight;
     tip.style.left = `${left}px`;
-    tip.style.top = `${below ? event.clientY - tip.offsetHeight - 12 : event.clientY + 16}px`;
+    tip.style.top = `${below ? pointer.y - tip.offsetHeight - 12 : pointer.y + 16}px`;
     tip.classList.add("on");
   };
-  document.addEventListener("pointermove", showTip, { passive: true });
+  document.addEventListener("pointermove", (event) => { pointer = { x: event.clientX, y: event.clientY }; point(); }, { passive: true });
+  // The drawing is written anew every second: what is under the pointer stays lit.
+  let asked = false;
+  const later = (changes) => {
+    if (asked || !changes.some((each) => each.target !== tip && !tip.contains(each.target))) return;
+    asked = true;
+    requestAnimationFrame(() => { asked = false; point(); });
+  };
 
   // Zoom and drag. The server computes the drawing, so it stays sharp.
   const place = (event) => {
@@ -91,6 +100,8 @@
     document.cookie = `braid-theme=${dark ? "dark" : "light"}; path=/; max-age=31536000; samesite=strict`;
     tell("theme", { dark });
   };
-  document.addEventListener("DOMContentLoaded", () => document.body.append(tip));
-  if (document.body) document.body.append(tip);
+  document.addEventListener("DOMContentLoaded", () => {
+    document.body.append(tip);
+    new MutationObserver(later).observe(document.body, { childList: true, subtree: true });
+  });
 })();

@@ -39,7 +39,7 @@ MAX_WANTED: Final = 60
 MISSED: Final = 2
 """Probes in a row without an answer that make a broker silent."""
 FORGET_S: Final = 120.0
-FIRST_S: Final = 3.0
+FIRST_S: Final = 1.5
 
 _COUNTERS: Final = {
     "braid_topic_publish_records_total": "records_in_per_s",

@@ -13,6 +13,8 @@ from typing import Final
 COST: Final = 200.0
 MAX_S: Final = 10.0
 REMEMBERED: Final = 5
+ENOUGH: Final = 3
+"""So many answers show what a question costs. A broker's first one is slow: it loads its admin port."""
 
 
 class Pace:
@@ -33,7 +35,8 @@ class Pace:
 
     def interval_s(self, *, watched: bool) -> float:
         least = self._watched_s if watched else self._idle_s
-        return max(least, min(MAX_S, COST * min(self._took, default=0.0)))
+        cost_s = min(self._took) if len(self._took) >= ENOUGH else 0.0
+        return max(least, min(MAX_S, COST * cost_s))
 
     def due(self, now: float, *, watched: bool) -> bool:
         return now - self._asked_at >= self.interval_s(watched=watched) - 0.05
