@@ -129,4 +129,5 @@ def test_text_is_escaped_and_markup_is_not() -> None:
     assert el("td", "<b>", el("i", "x"), cls="n") == '<td class="n">&lt;b&gt;<i>x</i></td>'
     assert el("a", "x", href='"><script>') == '<a href="&quot;&gt;&lt;script&gt;">x</a>'
     assert el("input", disabled=True, value=None, data_act="go") == '<input disabled data-act="go">'
+    assert el("tr", data_segment=0) == '<tr data-segment="0"></tr>'
     assert join(["a&b", Html("<br>"), None, ["c", ["<d>"]]]) == "a&amp;b<br>c&lt;d&gt;"

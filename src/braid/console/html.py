@@ -27,7 +27,7 @@ def el(tag: str, /, *children: Child, cls: str = "", **attributes: str | int | f
     written = "".join(
         f" {key}" if value is True else f' {key}="{escape(str(value))}"'
         for key, value in given.items()
-        if value not in (None, False, "")
+        if value is not None and value is not False and value != ""
     )
     if tag in _VOID:
         return Html(f"<{tag}{written}>")

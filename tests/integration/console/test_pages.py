@@ -137,6 +137,8 @@ def test_a_split_by_the_page_asks_back_and_a_merge_joins_again(stage: Stage, new
     expect(page.locator(".outcome.good")).to_contain_text("are one", timeout=LIVE_MS)
     page.get_by_role("button", name="Close").click()
     expect(active).to_have_count(3, timeout=LIVE_MS)
+    page.evaluate("window.scrollTo(0, 0)")
+    shot(page, "topic")
 
 
 def test_the_braid_answers_the_pointer_and_zooms(stage: Stage, new_page: NewPage) -> None:

@@ -32,7 +32,7 @@ MIN_RIBBON_PX: Final = 1.6
 LINK_PX: Final = 34.0
 BLEND_PX: Final = 18.0
 """How far a colour runs into the next one after a move."""
-MIN_STEP_PX: Final = 5.0
+MIN_STEP_PX: Final = 14.0
 """Between two points of a ribbon's edge: more of them cannot be seen."""
 OVERLAP_PX: Final = 0.6
 """Shapes that continue each other overlap a little: otherwise a seam shows between them."""

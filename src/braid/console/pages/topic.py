@@ -115,9 +115,15 @@ def figures(topic: TopicSeen | None, detail: TopicDetail | None) -> Html:
         figure("Segments", f"{topic.active} active", f"{sealed} sealed"),
         figure("Stored", bytes_text(topic.stored_bytes), f"{count_text(chunks)} chunks"),
         figure("Only in logs", f"{count_text(tail)} records", "not exported yet"),
-        figure("Backlog", f"{count_text(topic.backlog)} records", "slowest subscription"),
+        _backlog(topic),
         cls="figures",
     )
+
+
+def _backlog(topic: TopicSeen) -> Html:
+    if topic.backlog is None:
+        return figure("Backlog", "–", "no subscription")
+    return figure("Backlog", f"{count_text(topic.backlog)} records", "slowest subscription")
 
 
 def _tail(segment: Json) -> int:
@@ -364,7 +370,7 @@ def hot_card(topic: TopicSeen, detail: TopicDetail) -> Html:
     lines = [el("p", line, cls="muted") for line in (*hottest, *advice)]
     return card(
         "Hot ranges",
-        el("div", el("div", cells, cls="ring"), *lines, cls="pad stack"),
+        el("div", el("div", cells, cls="hash-ring"), *lines, cls="pad stack"),
         hint="records on the ring, lately",
     )
 
