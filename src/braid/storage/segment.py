@@ -192,6 +192,11 @@ class SegmentStorage:
         return LogReader(self.sources, offset)
 
     @property
+    def exports_continuously(self) -> bool:
+        """Tell whether closed files become chunks by themselves; otherwise only a move makes chunks."""
+        return self._context.mode.exports_continuously
+
+    @property
     def earliest(self) -> Offset:
         return self.sources.earliest
 
