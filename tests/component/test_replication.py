@@ -282,3 +282,26 @@ async def test_replicas_change_when_the_new_set_holds_everything(simulation: Sim
         await until(lambda: owner.record.replicas == (here, "y"))
         assert owner.record.change is None
         await until(lambda: [each.broker for each in owner.replication.followers] == ["y"])
+
+
+async def test_an_owner_that_was_replaced_leaves_the_replicas_to_the_next_one(simulation: Simulation) -> None:
+    """The new set holds everything in the moment in which the view shows the vote. The broker hears of it later."""
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "x", 2) as owner:
+        here = owner.record.owner
+        await owner.append(5)
+        followers.take("x", 5)
+        await owner.log.confirmed.reached(5)
+        followers.begin("y", end=2)
+        await owner.write(owner.record.changing(ReplicaChange(replicas=(here, "y"), write_quorum=2)))
+        owner.owners.table.on_change.clear()
+        known = owner.owners.known(NAME)
+        assert known is not None
+        revision = await owner.owners.swap(NAME, known.revision, known.value.recovering())
+        assert revision is not None
+        await owner.owners.view.caught_up(revision)
+        followers.take("y", 5)
+        await until(lambda: all(each.in_sync and each.member for each in owner.replication.followers))
+        await asyncio.sleep(PAUSE_S)
+        assert owner.record == known.value.recovering()

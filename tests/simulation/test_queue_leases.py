@@ -9,7 +9,7 @@ import pytest
 
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import Brokers
-from tests.kits.queues import numbers, program, queue_at, queue_of, send, served, take
+from tests.kits.queues import kill_program, numbers, program, queue_at, queue_of, send, served, take, take_all
 from tests.kits.waiting import until
 
 AWAY = ("a", "b", "c")
@@ -29,10 +29,11 @@ async def test_an_extension_outlives_its_channel(simulation: Simulation, event: 
         queue_of(simulation, AWAY, messages=1, ack_timeout_ms=2_000) as (brokers, client),
         program(brokers, "worker") as worker_client,
         worker_client.queue_consumer("orders", "work", name="worker") as worker,
-        client.queue_consumer("orders", "work", name="other") as other,
     ):
         (message,) = await take(worker, 1)
         await worker.extend(message, 600)
+        other = client.queue_consumer("orders", "work", name="other")
+        await other.start()
         if event == "move":
             await move_away(brokers)
         else:
@@ -41,6 +42,52 @@ async def test_an_extension_outlives_its_channel(simulation: Simulation, event: 
         assert await other.receive(timeout=60) is None, "it is leased for ten minutes"
         await worker.ack(message)
         assert queue_at(brokers).counts().ready == 0
+
+
+# Consumers that come back later than others.
+
+
+@pytest.mark.parametrize("event", ["move", "restart"])
+async def test_a_new_owner_waits_for_consumers_that_hold_messages(simulation: Simulation, event: str) -> None:
+    async with (
+        queue_of(simulation, AWAY, messages=10, ack_timeout_ms=600_000) as (brokers, client),
+        program(brokers, "slow") as slow_client,
+        slow_client.queue_consumer("orders", "work", name="slow", prefetch=3) as slow,
+    ):
+        held = await take(slow, 3)
+        fast = client.queue_consumer("orders", "work", name="fast")
+        others = await take(fast, 7)
+        source = await served(brokers)
+        target = source if event == "restart" else next(each for each in AWAY if each != source)
+        brokers.network.cut("slow", target)
+        if event == "move":
+            await brokers.move(0, target)
+        else:
+            brokers.network.reset("slow", source)
+            brokers.kill(source)
+            await brokers.start(source)
+            await served(brokers)
+        await until(lambda: queue_at(brokers).counts().consumers == ("fast",))
+        await send(client, [10])
+        assert numbers(await take(fast, 1)) == [10], "nobody can hold a message that came later"
+        brokers.network.heal("slow")
+        await until(lambda: queue_at(brokers).counts().consumers == ("fast", "slow"))
+        assert await fast.receive(timeout=10) is None
+        for consumer, messages in ((slow, held), (fast, others)):
+            for message in messages:
+                await consumer.ack(message)
+
+
+async def test_messages_of_consumers_that_do_not_come_back_are_delivered_soon(simulation: Simulation) -> None:
+    async with queue_of(simulation, AWAY, messages=10, ack_timeout_ms=600_000) as (brokers, client):
+        async with program(brokers, "dying") as dying_client:
+            dying = dying_client.queue_consumer("orders", "work", prefetch=3)
+            await take(dying, 3)
+            kill_program(brokers, "dying")
+            await dying.end()
+        await move_away(brokers)
+        async with client.queue_consumer("orders", "work") as consumer:
+            assert numbers(await take_all(consumer, quiet_s=3)) == list(range(10))
 
 
 # Owners whose time is over.
@@ -64,6 +111,19 @@ async def test_an_owner_whose_lease_is_over_hands_out_nothing(simulation: Simula
 
 
 # Channels that are refused, and answers that wait.
+
+
+async def test_a_consumer_that_ends_while_its_channel_is_opened_leaves_none_behind(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=5, ack_timeout_ms=600_000) as (brokers, client):
+        gone = client.queue_consumer("orders", "work", name="gone")
+        await gone.start()
+        while not gone._feeds[0]._number:  # noqa: ASYNC110 — until the request leaves, and not longer
+            await asyncio.sleep(0)
+        await gone.end()
+        await until(lambda: queue_at(brokers).counts().delivered > 0)
+        async with client.queue_consumer("orders", "work", name="here") as consumer:
+            assert numbers(await take(consumer, 5)) == list(range(5))
+            assert queue_at(brokers).counts().consumers == ("here",)
 
 
 async def test_a_consumer_starts_when_a_broker_is_there_again(simulation: Simulation) -> None:

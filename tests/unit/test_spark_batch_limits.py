@@ -9,8 +9,8 @@ import pytest
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import NotServing
 from braid.model.ids import Epoch
-from braid.spark.source.planning import Range
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.scan.planning import Range
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.batch_limits import (
     PARTITION_BYTES,
     BatchLimits,

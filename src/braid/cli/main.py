@@ -79,6 +79,7 @@ class LazyGroup(click.Group):
 COMMANDS: Final = {
     "serve": Lazy("braid.cli.commands.serve:serve", "Run a broker."),
     "up": Lazy("braid.cli.commands.up:up", "Run a cluster of brokers on this machine, until Ctrl-C."),
+    "console": Lazy("braid.cli.console:console", "Show a cluster in the browser."),
     "topic": Lazy("braid.cli.commands.topic:topic", "Create, look at, change and delete topics."),
     "subscription": Lazy(
         "braid.cli.commands.subscription:subscription", "Create, look at, move and delete subscriptions."

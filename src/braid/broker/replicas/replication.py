@@ -420,6 +420,8 @@ class Replication:
                 holds = ready and self._end(replicas, change.write_quorum) >= log.replicated.value
                 if holds and self._hold_events(replicas, change.write_quorum):
                     await self._replace(change)
+            except Fenced:
+                return  # Another owner changes them.
             except MetadataError as error:
                 _log.warning("%s keeps its replicas for now: %s", self._name, error)
             if self._record.change == change:

@@ -161,7 +161,7 @@ class SegmentFeed:
             self._holds(),
         )
         try:
-            link.call(Kind.QUEUE_OPEN, encode(request), (), partial(self._on_reply, link, opened))
+            link.call(Kind.QUEUE_OPEN, encode(request), (), partial(self._on_reply, link, self._number, opened))
             await within(opened, consumer.timeout_s, "QUEUE_OPEN was not answered")
         except BaseException:
             link.forget_queue(self._number)
@@ -170,11 +170,13 @@ class SegmentFeed:
         return await over
 
     def _on_reply(
-        self, link: Link, opened: asyncio.Future[None], frame: Frame | None, error: BraidError | None
+        self, link: Link, number: int, opened: asyncio.Future[None], frame: Frame | None, error: BraidError | None
     ) -> None:
         """Take the reply to QUEUE_OPEN as it is read: the deliveries that follow it may be read together with it."""
-        if opened.done():
-            return  # Nobody waits any more.
+        if opened.done():  # Nobody waits any more. The broker must not hand out messages on this channel.
+            if error is None:
+                link.call(Kind.CLOSE, encode(Close(number)), (), lambda *_: None)
+            return
         try:
             if error is not None:
                 raise error

@@ -32,10 +32,11 @@ import msgspec
 from braid.client.consuming.checkpoint import END, Position, epochs_before, readable_segments
 from braid.model.ids import Epoch
 from braid.model.log.epochs import UNKNOWN_EPOCH, parting
-from braid.spark.source.options import EARLIEST, LATEST, SourceOptions
-from braid.spark.source.planning import Range
-from braid.spark.source.ranges import wanted_ranges
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.scan.options import EARLIEST, LATEST
+from braid.scan.planning import Range
+from braid.scan.ranges import wanted_ranges
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.source.options import SourceOptions
 from braid.spark.stream.offsets import StreamOffset, is_behind, is_other_topic, still_behind
 
 PARTITION_BYTES: Final = 8 << 20

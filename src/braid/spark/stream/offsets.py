@@ -40,7 +40,7 @@ import msgspec
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import InvalidArgument, NotServing
 from braid.model.ids import Epoch
-from braid.spark.source.snapshot import TopicSnapshot
+from braid.scan.snapshot import TopicSnapshot
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from braid.client.retry import retrying
-from braid.spark.connection import SourceConnection
-from braid.spark.source.planning import Range
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.scan.connection import ScanConnection
+from braid.scan.planning import Range
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.offsets import StreamOffset, is_behind, still_behind
 from braid.wire.operations import Kind, Positions, PositionsRequest, encode
 
@@ -50,7 +50,7 @@ class TopicWatch:
 
     def __init__(
         self,
-        connection: SourceConnection,
+        connection: ScanConnection,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

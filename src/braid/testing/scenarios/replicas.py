@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from braid.broker.broker import Broker
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.metadata import paths
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, NotAvailable
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
@@ -111,8 +111,8 @@ class SimulatedReplicas:
                 await self._ask(numbers)
                 await asyncio.sleep(random.choice([0.0, 0.1, 1.0, 4.0]))
 
-        # Too few brokers may be there to confirm a record.
-        operator.in_background(operator.tolerantly(change, (InvalidArgument,)))
+        # Too few brokers may be there to confirm a record, or one of an earlier version.
+        operator.in_background(operator.tolerantly(change, (InvalidArgument, NotAvailable)))
 
     async def _ask(self, numbers: tuple[int, int]) -> None:
         self._cluster.note(f"{numbers[1]} of {numbers[0]} replicas are to confirm")

@@ -34,15 +34,16 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.planning import Range
+from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.bounded_read import columns_schema, records_seen, records_skipped, rows_between
 from braid.spark.jobs.lake.parquet import ParquetTable
 from braid.spark.jobs.lake.table import LakeTable, Landed
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
-from braid.spark.source.snapshot import TopicSnapshot
 from braid.spark.stream.batch_limits import BatchLimits, admit, bounded, epochs_at, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset, is_other_topic
 from braid.spark.stream.topic_watch import TopicWatch
@@ -198,7 +199,7 @@ def step_rows(
     spark: SparkSession, source: Mapping[str, str], step: LakeStep, seen: Observation | None = None
 ) -> DataFrame:
     """Read the rows of a step, in few and large partitions: each becomes a file."""
-    files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
+    files = min(parallelism(spark), int(step.estimated_bytes / FILE_BYTES))
     more = {"minPartitions": str(max(1, files))}
     return rows_between(spark, source, step.ranges, step.others, step.landed.columns, more, seen)
 
@@ -278,7 +279,7 @@ class Lake:
         """Land what the topic holds now. With `follow`, also land new records until the event is set."""
         began = time.monotonic()
         columns_schema(self._columns or SOURCE_SCHEMA.names)
-        with SourceConnection(self._options) as connection:
+        with ScanConnection(self._options) as connection:
             view = TopicWatch(connection)
             now = view.refresh()
             before = begin(self._table.landed(), now, self._columns, self._table.path)
