@@ -9,7 +9,7 @@
 
         with run.session(f"audit {topic}") as spark, run.progress(spark, f"Auditing {topic}"):
             report = audit_topic(spark, …)
-        run.finish(report, render(report), failed=not report.ok)
+        run.finish(report, render(report), target=target, failed=not report.ok)
 
 This module imports PySpark only when a job asks for a session. The session and its Java process end whatever happens,
 Ctrl-C included. Java's output goes to a file, which is deleted when the job is done. If Spark itself failed, the file
@@ -36,7 +36,7 @@ import click
 import msgspec
 
 from braid.cli.pipeline.errors import job_error
-from braid.cli.pipeline.report import Part, print_report
+from braid.cli.pipeline.report import Part, print_report, publish_report
 from braid.cli.target import Target, ask
 from braid.cli.terminal.output import duration_text, print_error
 from braid.cli.terminal.spinner import status_line
@@ -62,6 +62,7 @@ class SparkRun(msgspec.Struct, frozen=True):
     py_files: tuple[str, ...] = ()
     as_json: bool = False
     verbose: bool = False
+    report_topic: str = ""
 
     def session(self, name: str) -> AbstractContextManager[SparkSession]:
         return spark_session(
@@ -73,13 +74,18 @@ class SparkRun(msgspec.Struct, frozen=True):
         report: JobReport | Mapping[str, Any],
         parts: Iterable[Part],
         *,
+        target: Target,
         failed: bool = False,
         errors: Iterable[str] = (),
     ) -> None:
-        """Print the report, then the errors. Exit with code 1 if the job has `failed`."""
+        """Print the report, then the errors, and publish the report if a topic is named for it. Exit with code 1 if the
+        job has `failed`."""
         print_report(report, parts, as_json=self.as_json)
         for error in errors:
             print_error(error)
+        if self.report_topic:
+            job = click.get_current_context().info_name or ""
+            ask(target, lambda client: publish_report(client, self.report_topic, job, report, ok=not failed))
         if failed:
             click.get_current_context().exit(1)
 
@@ -98,10 +104,12 @@ def spark_session(
     verbose: bool = False,
 ) -> Iterator[SparkSession]:
     """Open a session for a person who waits. Spark's errors become Braid's errors: one sentence."""
+    from braid.spark.connect import is_remote
     from braid.spark.session import build_session, check_java, check_pyspark, end_session, spark_errors
 
     check_pyspark()
-    check_java()
+    if not is_remote(master):
+        check_java()
     folder = tempfile.mkdtemp(prefix="braid-spark-")
     path = os.path.join(folder, "spark.log")
     settings = {"spark.sql.warehouse.dir": os.path.join(folder, "warehouse"), **(conf or {})}
@@ -166,7 +174,8 @@ def _starting(quiet: bool) -> Iterator[None]:
 def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show a line with Spark's progress while the block runs; none in a pipe or if `quiet`. Yields a function that
     changes `text`."""
-    if quiet or not sys.stderr.isatty():
+    context = getattr(spark, "sparkContext", None)
+    if quiet or not sys.stderr.isatty() or context is None:  # Spark Connect shows no context.
         yield lambda _: None
         return
     from rich.console import Console
@@ -176,7 +185,7 @@ def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator
     console = Console(stderr=True, highlight=False)
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as line:
         task = line.add_task(text, total=None, done="")
-        tracker = spark.sparkContext.statusTracker()
+        tracker = context.statusTracker()
         running: dict[int, tuple[int, int]] = {}
         """By stage: how many tasks are done, and how many there are."""
         finished = 0
@@ -249,6 +258,13 @@ _OPTIONS: Final = (
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help="Python code that executors on other machines need besides Braid; may be repeated.",
+    ),
+    click.option(
+        "--report-topic",
+        default="",
+        envvar="BRAID_REPORT_TOPIC",
+        metavar="TOPIC",
+        help="Publish the report to this topic, where `braid console` finds it. [env: BRAID_REPORT_TOPIC]",
     ),
     click.option("-v", "--verbose", is_flag=True, help="Show what Spark itself prints, instead of progress."),
     click.option("--json", "as_json", is_flag=True, help="Answer in JSON."),
