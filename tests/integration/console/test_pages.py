@@ -137,8 +137,6 @@ def test_a_split_by_the_page_asks_back_and_a_merge_joins_again(stage: Stage, new
     expect(page.locator(".outcome.good")).to_contain_text("are one", timeout=LIVE_MS)
     page.get_by_role("button", name="Close").click()
     expect(active).to_have_count(3, timeout=LIVE_MS)
-    page.evaluate("window.scrollTo(0, 0)")
-    shot(page, "topic")
 
 
 def test_the_braid_answers_the_pointer_and_zooms(stage: Stage, new_page: NewPage) -> None:
@@ -243,6 +241,8 @@ def test_dark_and_phone_are_readable(stage: Stage, new_page: NewPage, shot: Shot
     shot(page, "topic-dark")
     page.keyboard.press("d")
     expect(page.locator("body.body--light")).to_have_count(1)
+    page.mouse.move(640, 20)
+    shot(page, "topic")
     phone = new_page(width=390, height=844)
     for path, name in (("/", ""), ("/topics", ""), (ORDERS, "topic-phone"), ("/messages", ""), ("/subscriptions", "")):
         phone.goto(stage.url + path)
