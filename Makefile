@@ -11,7 +11,7 @@ BROKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers bench-kafka lock clean
+.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers bench-kafka site lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; a task queue; storage; Spark"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench     benchmarks against the limits of this machine"
 	@echo "make bench-peers   beside Redis, NATS, Kafka and RabbitMQ, where they are installed"
 	@echo "make bench-kafka   three brokers beside three Kafka nodes, if KAFKA_HOME names a Kafka 4"
+	@echo "make site      the documentation as a site, in build/site; a broken link is an error"
 	@echo "make format    let ruff format and fix what it can"
 	@echo "make lock      write constraints.txt anew from what is installed"
 
@@ -53,7 +54,7 @@ lint: setup
 	$(BIN)/mypy --no-error-summary
 
 test: setup
-	bash tools/system.sh etcd-server etcd openssl openssl chromium chromium $(JAVA)
+	bash tools/system.sh etcd-server etcd openssl openssl chromium chromium prometheus promtool systemd systemd-analyze $(JAVA)
 	$(MAKE) --jobs 2 lint suite
 
 # Tests often wait for processes, and the archive is made on one core and a half: the linters use the rest.
@@ -103,6 +104,10 @@ bench-peers: setup
 
 bench-kafka: setup
 	$(BIN)/python -m benchmarks.kafka_replicas
+
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "The site is in build/site. To look at it: python3 -m http.server --directory build/site"
 
 lock: setup
 	bash tools/lock.sh

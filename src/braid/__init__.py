@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from braid.model.message import MessageId as MessageId
     from braid.model.message import QueueMessage as QueueMessage
     from braid.ports.allocator import keep_freed_memory as keep_freed_memory
+    from braid.scan.history import history as history
 
 __version__ = "0.2.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "history",
     "keep_freed_memory",
     "sync",
 ]
@@ -80,6 +82,7 @@ _HOMES = {
     "QueueMessage": "braid.model.message",
     "StreamConsumer": "braid.client.consuming.stream",
     "Written": "braid.client.producing.repeatable_producer",
+    "history": "braid.scan.history",
     "keep_freed_memory": "braid.ports.allocator",
 }
 _MODULES = ("errors", "sync")

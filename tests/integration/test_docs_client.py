@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import contextlib
 import inspect
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jwt
 import pytest
@@ -24,6 +20,7 @@ from braid.client.producing import segment_writer as writer
 from braid.client.producing.options import ProducerOptions
 from braid.model.batch.header import MAX_BODY_BYTES
 from tests.kits.forked_broker import ForkedBroker
+from tests.kits.page_programs import compiled, programs, run
 from tests.kits.tls_files import make_certificate
 
 pytestmark = pytest.mark.processes
@@ -33,43 +30,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 OPEN_URL, TLS_URL = "braid://127.0.0.1:6660", "braid://127.0.0.1:6663"
 TIMEOUT_S = 120
 """For all programs together: far above the few seconds that they take."""
-
-
-class Program(NamedTuple):
-    text: str
-    line: int
-    """Of the page, at which it begins."""
-
-    @property
-    def promised(self) -> list[str]:
-        return re.findall(r"# prints (.+)", self.text)
-
-
-def programs() -> Iterator[Program]:
-    page = PAGE.read_text(encoding="utf-8")
-    for found in re.finditer(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
-        yield Program(found[1], page.count("\n", 0, found.start(1)) + 1)
-
-
-def compiled(program: Program, urls: dict[str, str]) -> CodeType:
-    """With `await` outside of functions, as in a notebook; errors name the line of the page."""
-    text = program.text
-    for written, real in urls.items():
-        text = text.replace(written, real)
-    lines = "\n" * (program.line - 1) + text
-    code: CodeType = compile(lines, PAGE, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    return code
-
-
-async def run(code: CodeType, namespace: dict[str, Any]) -> str:
-    """What it prints. Code that does not await runs in a thread, because it may block or bring its own loop."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        if code.co_flags & inspect.CO_COROUTINE:
-            await eval(code, namespace)
-        else:
-            await asyncio.to_thread(exec, code, namespace)
-    return said.getvalue()
 
 
 @pytest.fixture
@@ -96,9 +56,9 @@ def test_every_program_runs_and_prints_what_the_page_says(urls: dict[str, str]) 
     async def all_of_them() -> None:
         namespace: dict[str, Any] = {}
         async with asyncio.timeout(TIMEOUT_S):
-            for program in programs():
+            for program in programs(PAGE):
                 said = await run(compiled(program, urls), namespace)
-                assert said.splitlines() == program.promised, f"{PAGE.name}, line {program.line}"
+                assert said.splitlines() == program.promised, str(program)
 
     asyncio.run(all_of_them())
 

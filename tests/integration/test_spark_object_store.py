@@ -9,8 +9,8 @@ import pytest
 
 from braid.model.errors import DataLoss
 from braid.ports.os_disk import OsDisk
+from braid.scan import range_reader
 from braid.spark.data_source import BatchReader, BraidDataSource
-from braid.spark.source import range_reader
 from braid.spark.source.schema import SOURCE_SCHEMA
 from braid.storage.objects.urls import open_objects
 from tests.conformance.objects_factories import s3_for_tests

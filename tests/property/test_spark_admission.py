@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.client.consuming.checkpoint import END, Position
-from braid.spark.source.planning import Range
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.scan.planning import Range
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.batch_limits import (
     BatchLimits,
     admit,

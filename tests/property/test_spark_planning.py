@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from braid.model.ids import Epoch, Offset
-from braid.spark.source.planning import ChunkPiece, Prune, Range, plan_batch, plan_micro_batch, topological
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.scan.planning import ChunkPiece, Prune, Range, plan_batch, plan_micro_batch, topological
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 
 

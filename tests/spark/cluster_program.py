@@ -1,12 +1,14 @@
 """A program as users submit one: it reads topics and writes one, and says what it saw as lines of JSON.
 
-    cluster_program.py MASTER URL STEP…      MASTER may be `submitted`: what spark-submit says
+    cluster_program.py MASTER URL STEP…      MASTER may be `submitted`: what spark-submit says, or `sc://HOST:PORT`
 
 Steps:
 
     where                where the executors have Braid from, and who they are
     read:TOPIC           how many records there are, and how many of them are different ones
     copy:TOPIC:TO        every record into another topic, with its key
+    stream:TOPIC:TO      the same by a streaming query, which ends when it has copied everything
+    audit:TOPIC          whether the audit finds the topic whole, and how many records it counts
     dying-read:TOPIC     read, but the first executor that comes to a record `dies here` is killed on the spot
     dying-copy:TOPIC:TO  copy in one task, likewise, but not before something of it is stored
 
@@ -30,6 +32,20 @@ from pyspark.sql.functions import col, count, count_distinct, udf
 
 
 def main(master: str, url: str, steps: list[str]) -> None:
+    spark = connected(master) if master.startswith("sc://") else classic(master)
+    for step in steps:
+        what, *names = step.split(":")
+        print(json.dumps({"step": step, **STEPS[what](spark, url, *names)}), flush=True)
+    spark.stop()
+
+
+def connected(master: str) -> SparkSession:
+    from braid.spark.session import build_session
+
+    return build_session(master, "cluster-program", {"spark.sql.shuffle.partitions": "2"})
+
+
+def classic(master: str) -> SparkSession:
     builder = SparkSession.builder.appName("cluster-program")
     if master != "submitted":
         builder = (
@@ -43,19 +59,17 @@ def main(master: str, url: str, steps: list[str]) -> None:
         from braid.spark import register
 
         register(spark)
-    for step in steps:
-        what, *names = step.split(":")
-        print(json.dumps({"step": step, **STEPS[what](spark, url, *names)}), flush=True)
-    spark.stop()
+    return spark
 
 
 def where(spark: SparkSession, url: str) -> dict[str, Any]:
-    def here(_: int) -> tuple[str, int]:
+    def here(_: int) -> str:
         import braid
 
-        return braid.__file__, java()
+        return json.dumps([braid.__file__, java()])
 
-    found = spark.sparkContext.parallelize(range(8), 8).map(here).collect()
+    rows = spark.range(0, 8, numPartitions=8).select(udf(here, "string")(col("id"))).collect()
+    found = [json.loads(row[0]) for row in rows]
     return {"braid": sorted({path for path, _ in found}), "executors": sorted({pid for _, pid in found})}
 
 
@@ -66,6 +80,22 @@ def read(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
 def copy(spark: SparkSession, url: str, topic: str, to: str) -> dict[str, Any]:
     write(records(spark, url, topic), url, to)
     return {}
+
+
+def stream(spark: SparkSession, url: str, topic: str, to: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        rows = spark.readStream.format("braid").options(url=url, topic=topic, startingOffsets="earliest").load()
+        writer = rows.select("key", "value").writeStream.format("braid").options(url=url, topic=to)
+        query = writer.option("checkpointLocation", folder).trigger(availableNow=True).start()
+        query.awaitTermination()
+    return {}
+
+
+def audit(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
+    from braid.spark.jobs.audit.job import audit_topic
+
+    report = audit_topic(spark, {"url": url, "topic": topic})
+    return {"ok": report.ok, "records": report.records}
 
 
 def dying_read(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
@@ -91,6 +121,8 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "where": where,
     "read": read,
     "copy": copy,
+    "stream": stream,
+    "audit": audit,
     "dying-read": dying_read,
     "dying-copy": dying_copy,
 }

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster, one master and one worker, from the installed PySpark."""
+"""Spark's own servers from the installed PySpark: a standalone cluster of one master and one worker, Spark Connect."""
 
 from __future__ import annotations
 
@@ -49,8 +49,50 @@ def found_url(log: Path) -> str:
 
 
 @contextlib.contextmanager
+def connect_server(folder: Path, python: str) -> Iterator[str]:
+    """The `sc://` URL of a Spark Connect server with two cores, whose workers run this Python."""
+    home = spark_home(folder)
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    options = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    command = [
+        str(home / "bin" / "spark-submit"),
+        "--master",
+        "local[2]",
+        *options,
+        "--class",
+        server,
+        "spark-internal",
+    ]
+    more = {"PYSPARK_PYTHON": python, "SPARK_DAEMON_MEMORY": "1g"}  # Spark counts it among its servers.
+    with run_until_end(home, command, folder, "connect", more) as log:
+        wait_until(lambda: _connect_port(log), f"a Spark Connect server that says where it listens, in {log}")
+        yield f"sc://127.0.0.1:{_connect_port(log)}"
+
+
+def _connect_port(log: Path) -> str:
+    found = re.search(r"Spark Connect server started at: \S+:(\d+)", log.read_text())
+    return found[1] if found is not None else ""
+
+
+@contextlib.contextmanager
 def daemon(home: Path, kind: str, folder: Path, *options: str) -> Iterator[Path]:
-    """One of Spark's own servers, until the end; the path of its log."""
+    """One of the cluster's servers, until the end; the path of its log."""
+    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *options]
+    with run_until_end(home, command, folder, kind) as log:
+        yield log
+
+
+@contextlib.contextmanager
+def run_until_end(
+    home: Path, command: list[str], folder: Path, name: str, more: dict[str, str] | None = None
+) -> Iterator[Path]:
     environment = {
         **os.environ,
         "SPARK_HOME": str(home),
@@ -58,12 +100,11 @@ def daemon(home: Path, kind: str, folder: Path, *options: str) -> Iterator[Path]
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # Its port is fixed.
+        **(more or {}),
     }
-    command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
-    command += ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *options]
-    log = folder / f"{kind}.log"
+    log = folder / f"{name}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=folder)
     try:
         yield log
     finally:

@@ -1,9 +1,11 @@
-"""Braid on clusters: Spark's own two on this machine, with Braid installed there and with Braid sent there."""
+"""Braid on clusters: Spark's own two on this machine, with Braid installed there and with Braid sent there; and on a
+Spark Connect server."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -14,9 +16,8 @@ from typing import Any
 import pytest
 
 import braid.sync
-from braid.spark.session import zip_package
 from tests.spark.spark_kit import ROOT, StoredBroker, numbered
-from tests.spark.standalone import spark_home, standalone_cluster
+from tests.spark.standalone import connect_server, spark_home, standalone_cluster
 
 PROGRAM = Path(__file__).parent / "cluster_program.py"
 RECORDS = 60_000
@@ -50,7 +51,9 @@ def home(tmp_path: Path) -> Path:
     return spark_home(tmp_path)
 
 
-def run(command: list[str], folder: Path, home: Path, python: str | Path) -> dict[str, dict[str, Any]]:
+def run(
+    command: list[str], folder: Path, home: Path, python: str | Path, python_path: str = ""
+) -> dict[str, dict[str, Any]]:
     """What each step of the program said."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "PYSPARK_PYTHON": str(python),
@@ -59,6 +62,7 @@ def run(command: list[str], folder: Path, home: Path, python: str | Path) -> dic
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_WORKER_DIR": str(folder / "work"),
+        **({"PYTHONPATH": python_path} if python_path else {}),
     }
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PROGRAM_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
@@ -92,9 +96,11 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_standalone_cluster_gets_braid_by_py_files(
     broker: StoredBroker, topic: str, master: str, home: Path, bare_python: Path, tmp_path: Path
 ) -> None:
-    """Neither the driver's Python nor the executors' has Braid: all of it comes from the zip file."""
-    broker.create("submitted", segments=2)
-    package = zip_package(str(tmp_path))
+    """Neither the driver's Python nor the executors' has Braid: all of it comes from the wheel. The driver also has
+    it on its path, because Spark sends nothing to the process that plans a streaming read."""
+    for name in ("submitted", "submitted-stream"):
+        broker.create(name, segments=2)
+    package = str(built_wheel(tmp_path).rename(tmp_path / "braid.zip"))  # Spark puts no .whl on the path of workers.
     settings = {
         "spark.executor.memory": "512m",
         "spark.log.level": "ERROR",
@@ -106,10 +112,41 @@ def test_standalone_cluster_gets_braid_by_py_files(
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     steps = ["where", f"read:{topic}", f"copy:{topic}:submitted", "read:submitted"]
-    said = run([*command, str(PROGRAM), "submitted", broker.url, *steps], tmp_path, home, bare_python)
+    steps += [f"stream:{topic}:submitted-stream", "read:submitted-stream"]
+    said = run([*command, str(PROGRAM), "submitted", broker.url, *steps], tmp_path, home, bare_python, package)
     (where,) = said["where"]["braid"]
     assert where.endswith(f"{Path(package).name}/braid/__init__.py")
     assert said[f"read:{topic}"]["places"] == said["read:submitted"]["values"] == RECORDS
+    assert said["read:submitted-stream"]["records"] == said["read:submitted-stream"]["values"] == RECORDS
+
+
+def built_wheel(folder: Path) -> Path:
+    """The wheel, from what is installed to build it: hatchling."""
+    (folder / "dist").mkdir()
+    code = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(folder / "dist")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_S)
+    assert done.returncode == 0, done.stderr
+    return folder / "dist" / done.stdout.split()[-1]
+
+
+def test_a_spark_connect_server_reads_writes_streams_and_runs_jobs_with_the_programs_braid(
+    broker: StoredBroker, home: Path, tmp_path: Path
+) -> None:
+    """The server's Python has Braid, because streaming queries need it there; workers prefer what the program sent."""
+    for name in ("few", "few-copied", "few-streamed"):
+        broker.create(name, segments=2)
+    broker.fill("few", numbered(2_000))
+    steps = ["where", "copy:few:few-copied", "stream:few:few-streamed", "read:few-copied", "read:few-streamed"]
+    steps += ["audit:few"]
+    (tmp_path / "server").mkdir()
+    with connect_server(tmp_path / "server", sys.executable) as url:
+        said = run([sys.executable, str(PROGRAM), url, broker.url, *steps], tmp_path, home, sys.executable)
+    (where,) = said["where"]["braid"]
+    assert re.search(r"braid-[\d.]+\.zip/braid/__init__\.py$", where), where
+    for name in ("few-copied", "few-streamed"):
+        assert said[f"read:{name}"].items() >= {"records": 2_000, "places": 2_000, "values": 2_000}.items(), name
+    assert said["audit:few"].items() >= {"ok": True, "records": 2_000}.items()
 
 
 def test_a_job_of_the_command_line_brings_braid_to_the_cluster_that_master_names(

@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 import braid.sync
 from braid.model.errors import DataLoss, TableConflict, TableMismatch
 from braid.model.layout import HashRange
+from braid.scan.snapshot import take_snapshot
 from braid.spark.jobs.lake.job import Lake, LakeReport, land, next_step, open_table, step_rows, write_files
 from braid.spark.jobs.lake.table import LakeTable, Landed, Landing
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.snapshot import take_snapshot
 from braid.spark.stream.batch_limits import BatchLimits
 from tests.kits import poison
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records

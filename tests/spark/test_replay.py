@@ -15,9 +15,9 @@ import braid.sync
 from braid.model.errors import InvalidArgument, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
+from braid.scan.planning import Range
 from braid.spark.jobs.replay.job import ReplayReport, ReplayRun, bounds, copy, in_order
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
-from braid.spark.source.planning import Range
 from tests.kits import poison
 from tests.kits.hand_made_topic import HandMadeTopic, Record, Shape
 from tests.spark.dying_jobs import REPLAYED, REPLAYED_TO, Left

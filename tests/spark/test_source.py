@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 import braid.sync
 from braid.model.hashing import key_hash
+from braid.scan.planning import ChunkPiece, OwnerPiece
+from braid.scan.snapshot import take_snapshot
 from braid.spark.data_source import BatchReader, BraidDataSource
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import ChunkPiece, OwnerPiece, Partition
 from braid.spark.source.schema import SOURCE_SCHEMA
-from braid.spark.source.snapshot import take_snapshot
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.hand_made_topic import HandMadeTopic, Shape, records
 from tests.kits.waiting import wait_until
@@ -70,7 +70,7 @@ def test_a_topic_is_a_table_of_all_its_records(spark: SparkSession, broker: Stor
     assert all(row.keyHash == key_hash(bytes(row.key)) for row in found)
     assert {(row.epoch, bytes(row.headers["trace"])) for row in found} == {(1, b"t")}
     assert all(0 <= time.time() - row.timestamp.timestamp() < 3_600 for row in found)
-    pieces = [piece for each in reader({"url": broker.url, "topic": TOPIC}).partitions() for piece in each.pieces]  # type: ignore[attr-defined]
+    pieces = [piece for each in reader({"url": broker.url, "topic": TOPIC}).partitions() for piece in each.value.pieces]
     assert {type(piece) for piece in pieces} == {ChunkPiece, OwnerPiece}
 
 
@@ -254,8 +254,7 @@ def test_a_broker_that_restarts_during_the_read_costs_time_and_no_record(tmp_pat
         own.fill("orders", numbered(200, size=100_000), batch_records=10)
         found = reader({"url": own.url, "topic": "orders"})
         (partition,) = found.partitions()
-        assert isinstance(partition, Partition)
-        assert {type(piece) for piece in partition.pieces} == {OwnerPiece}
+        assert {type(piece) for piece in partition.value.pieces} == {OwnerPiece}
         batches = found.read(partition)
         numbers = [number_of(value) for value in next(batches).column("value").to_pylist()]
         assert len(numbers) < 200
@@ -303,8 +302,7 @@ def test_a_fail_over_of_a_replicated_topic_during_the_read_costs_time_and_no_rec
             producer.send_many([(key, value) for key, value in numbered(200, size=100_000)])
         found = reader({"url": cluster.url, "topic": "orders"})
         (partition,) = found.partitions()
-        assert isinstance(partition, Partition)
-        assert {type(piece) for piece in partition.pieces} == {OwnerPiece}
+        assert {type(piece) for piece in partition.value.pieces} == {OwnerPiece}
         batches = found.read(partition)
         numbers = [number_of(value) for value in next(batches).column("value").to_pylist()]
         assert len(numbers) < 200

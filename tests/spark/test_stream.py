@@ -18,7 +18,7 @@ import braid.sync
 from braid.model.errors import BraidError, DataLoss, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from braid.model.ids import LayoutEpoch, Revision, SegmentId
 from braid.model.layout import HashRange, Layout, SegmentInfo, SegmentState
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
 from braid.spark.source.options import SourceOptions
 from braid.spark.stream.topic_watch import FRESH_S, TopicWatch
 from braid.storage.history.manifest import SegmentManifest, TopicManifest
@@ -498,7 +498,7 @@ def test_the_topic_is_looked_at_ten_times_a_second_at_most(broker: StoredBroker)
         now += seconds
         pauses.append(seconds)
 
-    with SourceConnection(SourceOptions.parse({"url": broker.url, "topic": topic})) as connection:
+    with ScanConnection(SourceOptions.parse({"url": broker.url, "topic": topic})) as connection:
         view = TopicWatch(connection, clock=lambda: now, sleep=sleep)
         first = view.snapshot()
         broker.fill(topic, numbered(10))

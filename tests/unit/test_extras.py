@@ -20,19 +20,21 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 CLIENT_LAYERS = {"", "model", "ports", "wire", "scaling", "client", "cli"}
 """The layers that work where only the client is installed."""
 LAYERS_OF = {
-    "server": set(MAY_IMPORT) - CLIENT_LAYERS - {"spark", "console"},
-    "spark": {"spark"},
+    "server": set(MAY_IMPORT) - CLIENT_LAYERS - {"scan", "spark", "console"},
+    "history": {"scan"},
+    "spark": {"scan", "spark"},
     "console": {"console"},
 }
 """The layers that an extra is for. The layer `testing` is the server's: it runs brokers."""
-ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}}
-"""Packages of the server that client layers import inside a function, and do without."""
+ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}, "": {"opentelemetry"}}
+"""Packages of extras that client layers import inside a function, or in `try`, and do without."""
 DISTRIBUTIONS = {
     "cryptography": "pyjwt",  # pyjwt[crypto]
     "fastapi_offline": "fastapi-offline",
     "google": "protobuf",
     "grpc": "grpcio",
     "jwt": "pyjwt",
+    "opentelemetry": "opentelemetry-api",
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",
     "pydantic": "fastapi",
@@ -75,6 +77,7 @@ def test_the_extras_declare_what_their_layers_import() -> None:
     assert "caio" in EXTRAS["server"]
     reads_storage = {"obstore"}  # Through the layer storage.
     undeclared = {"protobuf"}  # PySpark needs it and does not declare it.
+    assert (used_by(LAYERS_OF["history"]) - BASE) | reads_storage == EXTRAS["history"]
     assert (used_by(LAYERS_OF["spark"]) - BASE) | reads_storage | undeclared == EXTRAS["spark"]
 
 
@@ -130,6 +133,9 @@ def test_the_client_and_every_command_can_be_imported_without_the_extras() -> No
         ("serve", "braid serve"),
         ("up", "braid up"),
         ("token create --role ops --secret-file secret", "braid token create"),
+        ("backup file --data .", "braid backup"),
+        ("restore file --data .", "braid restore"),
+        ("doctor --no-cluster --metadata sqlite:x", "braid doctor --metadata and --storage"),
         ("bench publish", "braid bench without --url starts a broker, which"),
     ],
 )
@@ -167,4 +173,5 @@ def test_without_obstore_one_sentence_says_what_to_install() -> None:
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "needs obstore" in last
-    assert "pip install 'braidmq[spark]'" in last
+    for extra in ("history", "spark", "server"):
+        assert f"pip install 'braidmq[{extra}]'" in last

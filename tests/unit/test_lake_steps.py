@@ -9,11 +9,11 @@ import pytest
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableMismatch
+from braid.scan.planning import Range
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.jobs.bounded_read import columns_schema
 from braid.spark.jobs.lake.job import LakeStep, begin, next_step
 from braid.spark.jobs.lake.table import Landed
-from braid.spark.source.planning import Range
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.batch_limits import BatchLimits
 
 TOPIC = "public/default/orders"

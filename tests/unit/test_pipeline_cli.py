@@ -238,7 +238,7 @@ def test_the_zipped_package_can_be_imported_from_the_zip_alone(tmp_path: Path) -
     code = f"""
 import sys
 sys.path.insert(0, {path!r})
-import braid.spark.source.reading, pyspark_braid
+import braid.scan.reading, pyspark_braid
 assert braid.__file__.startswith({path!r}), braid.__file__
 assert pyspark_braid.__file__.startswith({path!r}), pyspark_braid.__file__
 assert pyspark_braid.DefaultSource.name() == "braid"
@@ -252,14 +252,14 @@ assert pyspark_braid.DefaultSource.name() == "braid"
 TASK_FAILED = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 3 times, most recent failure: Lost task
 0.2 in stage 1.0 (TID 5) (127.0.0.1 executor driver): org.apache.spark.api.python.PythonException: Traceback (most
 recent call last):
-  File "/x/braid/spark/source/reading.py", line 12, in read
+  File "/x/braid/scan/reading.py", line 12, in read
     raise LogDamaged("no")
 braid.model.errors.ChunkCorrupt: chunk 0-7 of segment 3 is corrupt: its checksum is wrong
 
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/x/braid/spark/source/reading.py", line 12, in read
+  File "/x/braid/scan/reading.py", line 12, in read
 braid.model.errors.LogDamaged: offsets 0 to 7 of segment 3 cannot be read; run `braid pipeline audit`
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:572)

@@ -14,11 +14,11 @@ import pytest
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, JobFailed
+from braid.scan.planning import NO_PRUNING, Prune, Range
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.jobs.replay.job import bounds, check_not_lost, check_topics, first_positions, next_step, until
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep, default_folder
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import NO_PRUNING, Prune, Range
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.stream.batch_limits import BatchLimits
 from braid.storage.history.catalog import ChunkDescriptor
 

@@ -26,8 +26,7 @@ from braid.model.batch.header import NO_KEYS
 from braid.model.errors import BrokenInvariant, DataLoss, InvalidArgument, OffsetOutOfRange
 from braid.model.hashing import key_hash
 from braid.model.ids import Epoch, Offset
-from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import (
+from braid.scan.planning import (
     ChunkPiece,
     Partition,
     Prune,
@@ -37,9 +36,10 @@ from braid.spark.source.planning import (
     plan_micro_batch,
     topological,
 )
+from braid.scan.ranges import wanted_ranges
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot, _weights
+from braid.spark.source.options import SourceOptions
 from braid.spark.source.pruning import Filters, Interval, understood
-from braid.spark.source.ranges import wanted_ranges
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot, _weights
 from braid.storage.history.catalog import ChunkDescriptor
 
 OPTIONS = SourceOptions(topic="public/default/orders", url="braid://a")

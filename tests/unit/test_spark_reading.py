@@ -15,13 +15,13 @@ from braid.model.batch.header import Codec
 from braid.model.errors import BatchUnreadable, ConnectFailed, DataLoss, InvalidArgument, LogDamaged, TopicNotFound
 from braid.model.hashing import key_hash
 from braid.model.layout import HashRange
+from braid.scan import reading
+from braid.scan.planning import NO_PRUNING, ChunkPiece, Partition, Prune, Range, plan_batch, plan_micro_batch
+from braid.scan.reading import raw_batches, record_batches
+from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot, take_snapshot
 from braid.spark.data_source import BatchReader, BraidDataSource
-from braid.spark.source import reading
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import NO_PRUNING, ChunkPiece, Partition, Prune, Range, plan_batch, plan_micro_batch
-from braid.spark.source.reading import raw_batches, record_batches
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
-from braid.spark.source.snapshot import SegmentSnapshot, TopicSnapshot, take_snapshot
 from tests.kits import poison
 from tests.kits.hand_made_topic import FULL, HandMadeTopic, Record, Shape, records
 
@@ -413,7 +413,7 @@ def test_what_is_read_is_fixed_when_it_is_planned(tmp_path: Path) -> None:
 
 
 def test_a_topic_without_a_manifest_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(TopicNotFound, match="correct the options topic and manifest"):
+    with pytest.raises(TopicNotFound, match="correct the topic's name or the storage's URL"):
         BraidDataSource({"manifest": f"file://{tmp_path}", "topic": "nothing"}).reader(SOURCE_SCHEMA).partitions()
 
 

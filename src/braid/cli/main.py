@@ -89,6 +89,9 @@ COMMANDS: Final = {
     "consume": Lazy("braid.cli.commands.consume:consume", "Print the records of a topic, one per line."),
     "token": Lazy("braid.cli.commands.tokens:token", "Make tokens for brokers that ask for them."),
     "pipeline": Lazy("braid.cli.pipeline.commands:pipeline", "Spark jobs over the history of topics."),
+    "doctor": Lazy("braid.cli.doctor.commands:doctor", "Check a machine and a cluster, and say what to change."),
+    "backup": Lazy("braid.cli.backup.commands:backup", "Write all metadata of a cluster into a file."),
+    "restore": Lazy("braid.cli.backup.commands:restore", "Restore a cluster's metadata from a backup."),
     "bench": Lazy("braid.cli.bench.commands:bench", "Measure publishing, consuming, latency and moves."),
 }
 

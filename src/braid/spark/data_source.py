@@ -31,13 +31,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from braid.scan.planning import Partition, plan_batch
+from braid.scan.ranges import wanted_ranges
+from braid.scan.reading import record_batches
+from braid.scan.snapshot import take_snapshot
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Partition, plan_batch
 from braid.spark.source.pruning import no_filters, understood
-from braid.spark.source.ranges import wanted_ranges
-from braid.spark.source.reading import record_batches
 from braid.spark.source.schema import arrow_schema, checked_projection, source_schema
-from braid.spark.source.snapshot import take_snapshot
 
 _PUSH_DOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -89,11 +89,11 @@ class BatchReader(DataSourceReader):
         planned = plan_batch(
             snapshot, ranges, min_partitions=self._options.min_partitions or 1, prune=self._filters.prune
         )
-        return list(planned) or [Partition(())]
+        return [InputPartition(each) for each in planned or [Partition(())]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Partition)
-        return record_batches(partition, self._options, self._schema, prune=self._filters.prune)
+        planned: Partition = partition.value
+        return record_batches(planned, self._options, self._schema, prune=self._filters.prune)
 
 
 class PruningReader(BatchReader):

@@ -27,12 +27,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from braid.model.errors import NotAvailable
+from braid.spark.connect import connect_session, is_remote
+from braid.spark.package import zip_package as zip_package
 from braid.spark.worker_python import check_worker_python, installed_pyspark
 
 if TYPE_CHECKING:
@@ -70,10 +71,13 @@ def build_session(
     py_files: Sequence[str] = (),
     log: BinaryIO | None = None,
 ) -> SparkSession:
-    """Make a session that knows `format("braid")`. `extra` are settings of Spark, with precedence over those above;
-    `py_files` go to the executors; `log` takes Java's output. Raises `NotAvailable` if PySpark or Java is missing, or
-    if the workers on this machine run a Python without Braid."""
+    """Make a session that knows `format("braid")`, also at a Spark Connect server (`sc://HOST:PORT`). `extra` are
+    settings of Spark, with precedence over those above; `py_files` go to the executors; `log` takes Java's output.
+    Raises `NotAvailable` if PySpark or Java is missing, or if the workers on this machine run a Python without
+    Braid."""
     check_pyspark()
+    if is_remote(master):
+        return _registered(connect_session(master, name, session_settings(master, extra or {}), py_files))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if runs_in_this_process(master) and not py_files:
@@ -81,8 +85,6 @@ def build_session(
     check_java()
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
-
-    from braid.spark import register
 
     settings = session_settings(master, extra or {})
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
@@ -97,6 +99,16 @@ def build_session(
             spark.sparkContext.addPyFile(path)
         if not runs_in_this_process(master):
             send_package(spark)
+    except BaseException:
+        end_session(spark)
+        raise
+    return _registered(spark)
+
+
+def _registered(spark: SparkSession) -> SparkSession:
+    from braid.spark import register
+
+    try:
         register(spark)
     except BaseException:
         end_session(spark)
@@ -135,6 +147,8 @@ def end_session(spark: SparkSession) -> None:
 
     spark.stop()
     gateway: Any = SparkContext._gateway
+    if gateway is None:
+        return  # Spark Connect: Java is the server's.
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     if gateway.proc is not None:
@@ -162,23 +176,6 @@ def send_package(spark: SparkSession) -> None:
     # Executors fetch the file whenever they start; Spark deletes this folder with the session.
     folder = tempfile.mkdtemp(prefix="braid-package-", dir=SparkFiles.getRootDirectory())
     spark.sparkContext.addPyFile(zip_package(folder))
-
-
-def zip_package(folder: str) -> str:
-    """Zip Braid's modules into a file in `folder`, for `--py-files` or `addPyFile`. Returns its path."""
-    import braid
-
-    package = os.path.dirname(os.path.abspath(braid.__file__))
-    above = os.path.dirname(package)
-    path = os.path.join(folder, f"braid-{braid.__version__}.zip")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for root in (package, os.path.join(above, "pyspark_braid")):
-            for here, _, names in sorted(os.walk(root)):
-                for each in sorted(names):
-                    if each.endswith(".py"):
-                        file = os.path.join(here, each)
-                        archive.write(file, os.path.relpath(file, above))
-    return path
 
 
 def spark_errors() -> tuple[type[Exception], ...]:

@@ -176,8 +176,8 @@ class Bench:
     def _filled(self, what: str, records: int) -> Iterator[dict[str, str]]:
         """Make a topic of this many records, and export all but its last file."""
         from braid.cli.bench.measure import fill, fresh_topic
+        from braid.scan.snapshot import take_snapshot
         from braid.spark.source.options import SourceOptions
-        from braid.spark.source.snapshot import take_snapshot
 
         with fresh_topic(self._target) as topic:
             self._show(f"publishing {what}")

@@ -104,10 +104,12 @@ def spark_session(
     verbose: bool = False,
 ) -> Iterator[SparkSession]:
     """Open a session for a person who waits. Spark's errors become Braid's errors: one sentence."""
+    from braid.spark.connect import is_remote
     from braid.spark.session import build_session, check_java, check_pyspark, end_session, spark_errors
 
     check_pyspark()
-    check_java()
+    if not is_remote(master):
+        check_java()
     folder = tempfile.mkdtemp(prefix="braid-spark-")
     path = os.path.join(folder, "spark.log")
     settings = {"spark.sql.warehouse.dir": os.path.join(folder, "warehouse"), **(conf or {})}
@@ -172,7 +174,8 @@ def _starting(quiet: bool) -> Iterator[None]:
 def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show a line with Spark's progress while the block runs; none in a pipe or if `quiet`. Yields a function that
     changes `text`."""
-    if quiet or not sys.stderr.isatty():
+    context = getattr(spark, "sparkContext", None)
+    if quiet or not sys.stderr.isatty() or context is None:  # Spark Connect shows no context.
         yield lambda _: None
         return
     from rich.console import Console
@@ -182,7 +185,7 @@ def progress(spark: SparkSession, text: str, *, quiet: bool = False) -> Iterator
     console = Console(stderr=True, highlight=False)
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as line:
         task = line.add_task(text, total=None, done="")
-        tracker = spark.sparkContext.statusTracker()
+        tracker = context.statusTracker()
         running: dict[int, tuple[int, int]] = {}
         """By stage: how many tasks are done, and how many there are."""
         finished = 0

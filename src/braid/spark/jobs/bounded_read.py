@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import InvalidArgument
+from braid.scan.planning import Range
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA
 
 

@@ -30,11 +30,12 @@ import pyarrow as pa
 from braid.model.errors import ChunkCorrupt, ConditionFailed, InvalidArgument, NotAvailable, ObjectMissing
 from braid.model.names import TopicName
 from braid.ports.os_disk import OsDisk
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.compaction import DEFAULT_TARGET_BYTES, plan_compaction, store_joined
 from braid.storage.history.manifest import segment_folder
@@ -128,12 +129,12 @@ def compact_topic(
         raise InvalidArgument(
             "compaction needs brokers: only a segment's owner may swap chunks; give url, not manifest"
         )
-    with SourceConnection(read) as connection:
+    with ScanConnection(read) as connection:
         return _Compaction(spark, connection, target_bytes).run(began, dry_run=dry_run)
 
 
 class _Compaction:
-    def __init__(self, spark: SparkSession, connection: SourceConnection, target_bytes: int) -> None:
+    def __init__(self, spark: SparkSession, connection: ScanConnection, target_bytes: int) -> None:
         self._spark = spark
         self._connection = connection
         self._target_bytes = target_bytes
@@ -174,7 +175,7 @@ class _Compaction:
 
     def _round(self, snapshot: TopicSnapshot, runs: list[CompactionTask]) -> int:
         """Join the runs and swap them in. Returns how many swaps there were."""
-        size = WAVE * self._spark.sparkContext.defaultParallelism
+        size = WAVE * parallelism(self._spark)
         swaps = 0
         for first in range(0, len(runs), size):
             wave = runs[first : first + size]

@@ -13,20 +13,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NoReturn, Self
-
-import msgspec
+from typing import Any, ClassVar, Final, NoReturn, Self
 
 from braid.client.client import DEFAULT_TIMEOUT_S
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import BraidError, InvalidArgument
 from braid.model.names import TopicName, check_name
+from braid.scan.options import EARLIEST, LATEST, BadRecords, Offsets, ScanOptions
 from braid.wire.address import DEFAULT_URL, parse_url
-
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
-Offsets = Literal["earliest", "latest"] | dict[int, Position]
-BadRecords = Literal["fail", "skip"]
 
 _EARLIEST_NUMBER: Final = -2
 _LATEST_NUMBER: Final = -1
@@ -80,31 +74,12 @@ ONLY_STREAMING: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "subscrip
 ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "pruneByFilters")
 
 
-class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    topic: str
-    """Its path: tenant/namespace/name."""
-    url: str = ""
-    """Of brokers; empty if the read uses manifests alone."""
-    manifest: str = ""
-    """Of the storage that holds the manifests."""
-    token: str = ""
-    tls: bool | str = False
-    """Whether to use TLS with the system's authorities, or the path of a file of authorities to trust."""
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    """How long the client retries while segments move and brokers restart or cannot be reached."""
-    starting_offsets: Offsets | None = None
-    """None: not given. Then a batch read begins at the earliest records, a stream at the latest."""
-    ending_offsets: Offsets | None = None
-    starting_timestamp: int | None = None
-    """µs since 1970. Older rows are not read."""
-    ending_timestamp: int | None = None
-    """µs since 1970. Rows of this time or later are not read."""
+class SourceOptions(ScanOptions, frozen=True, kw_only=True):
+    client_name: ClassVar[str] = "spark"
+
     max_records_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
-    fail_on_data_loss: bool = True
-    bad_records: BadRecords = "fail"
-    """What becomes of batches that cannot be decoded."""
     include_headers: bool = True
     prune_by_filters: bool = False
     """Whether the query's filters leave out chunks. Correct only if each query has its own load() (data_source.py)."""
@@ -166,6 +141,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         self._refuse(ONLY_BATCH, "a stream has no end and is offered no filters; use spark.read, or leave it out")
         return self
 
+    def called(self, field: str) -> str:
+        return f"option {_NAME[field]}"
+
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
             if getattr(self, _FIELD[name]) not in (None, "", False):
@@ -173,6 +151,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIELD: Final = {name: re.sub("[A-Z]", lambda match: "_" + match[0].lower(), name) for name in NAMES}
+_NAME: Final = {field: name for name, field in _FIELD.items()}
 
 
 def named_options(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 )
 
 from braid.model.hashing import key_hash
+from braid.scan.planning import Prune, Range
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Prune, Range
 
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
 _1970: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -45,12 +45,12 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from braid.model.errors import DataLoss, InvalidArgument
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.planning import Partition, Prune, plan_micro_batch
+from braid.scan.reading import record_batches
+from braid.scan.snapshot import TopicSnapshot
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Partition, Prune, plan_micro_batch
-from braid.spark.source.reading import record_batches
 from braid.spark.source.schema import arrow_schema
-from braid.spark.source.snapshot import TopicSnapshot
 from braid.spark.stream.batch_limits import (
     BatchLimits,
     admit,
@@ -113,7 +113,7 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._on_driver.latest().to_json()
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        return self._on_driver.planned(start, end)
+        return [InputPartition(each) for each in self._on_driver.planned(start, end)]
 
     def commit(self, end: Json) -> None:
         self._on_driver.processed(end)
@@ -137,9 +137,9 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # On executors.
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, Partition)
-        options = msgspec.structs.replace(self._options, starting_timestamp=partition.not_before)
-        return record_batches(partition, options, self._schema, prune=Prune(since_us=partition.not_before))
+        planned: Partition = partition.value
+        options = msgspec.structs.replace(self._options, starting_timestamp=planned.not_before)
+        return record_batches(planned, options, self._schema, prune=Prune(since_us=planned.not_before))
 
 
 class _Driver:
@@ -147,7 +147,7 @@ class _Driver:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._connection = SourceConnection(options)
+        self._connection = ScanConnection(options)
         self._view = TopicWatch(self._connection)
         self._target: TopicSnapshot | None = None
         """Where an available-now query ends; None for every other query."""
@@ -179,6 +179,7 @@ class _Driver:
 
     def next_end(self, start: Json, limits: BatchLimits) -> Json:
         offset = StreamOffset.from_json(start, self._options.topic)
+        self._view.reached(offset)
         snapshot = self._view.snapshot()
         end = self._end_after(offset, snapshot, limits)
         if end is None:
@@ -211,6 +212,7 @@ class _Driver:
         topic = self._options.topic
         last = StreamOffset.from_json(end, topic)
         begin = begins(StreamOffset.from_json(start, topic), last)
+        self._view.reached(last)
         snapshot = self._view.with_chunks_for(ranges(begin, last.positions, self._view.snapshot()))
         if is_other_topic(last, snapshot.topic_id):
             self._lost((f"topic {topic} was deleted and created again: the records of this micro-batch are gone",))

@@ -20,8 +20,8 @@ from typing import Any, Final
 from braid.client.admin import Admin
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import BraidError, SubscriptionExists, SubscriptionNotFound
-from braid.spark.connection import SourceConnection
-from braid.spark.source.snapshot import TopicSnapshot
+from braid.scan.connection import ScanConnection
+from braid.scan.snapshot import TopicSnapshot
 
 MOVE_TIMEOUT_S: Final = 5.0
 """How long the query waits for a move."""
@@ -32,7 +32,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class QuerySubscription:
-    def __init__(self, connection: SourceConnection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connection: ScanConnection, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self._connection = connection
         self._clock = clock

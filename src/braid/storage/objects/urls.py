@@ -26,7 +26,8 @@ try:
 except ImportError as missing:
     raise NotAvailable(
         f"reading and writing history needs obstore, which cannot be imported ({missing}): run "
-        "`pip install 'braidmq[spark]'` for Spark, `pip install 'braidmq[server]'` for a broker"
+        "`pip install 'braidmq[history]'` for braid.history, `pip install 'braidmq[spark]'` for Spark, `pip install "
+        "'braidmq[server]'` for a broker"
     ) from missing
 
 from braid.ports.disk import Disk

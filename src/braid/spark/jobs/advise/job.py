@@ -24,6 +24,8 @@ from pyspark.storagelevel import StorageLevel
 
 from braid.model.errors import InvalidArgument
 from braid.model.layout import LAST_HASH, HashRange
+from braid.scan.planning import Range
+from braid.scan.snapshot import TopicSnapshot, take_snapshot
 from braid.spark.jobs.advise.rules import (
     RECORD_BYTES,
     TOLERANCE,
@@ -38,8 +40,6 @@ from braid.spark.jobs.advise.rules import (
 from braid.spark.jobs.bounded_read import columns_schema, records_seen, records_skipped, rows_between, within
 from braid.spark.jobs.report import JobReport
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Range
-from braid.spark.source.snapshot import TopicSnapshot, take_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

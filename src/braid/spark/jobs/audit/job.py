@@ -9,7 +9,7 @@
     driver      the rules about manifests and lineage, the causes without their echoes (rules.py) → a report
 
 The auditor trusts as little as it can: it parses manifests, chunks and footers itself. It shares with the source only
-the bytes that it checks (source/range_reader.py) and, for tails, the client.
+the bytes that it checks (scan/range_reader.py) and, for tails, the client.
 
 A live topic changes during the audit. The offsets to audit are fixed at its beginning, as in every read. A chunk may be
 gone when its turn comes. If compaction replaced it, the audit reads its offsets from the new chunk. If retention
@@ -32,7 +32,10 @@ from pyspark import StorageLevel
 
 from braid.model.errors import ObjectMissing
 from braid.model.names import TopicName
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.range_reader import range_reader
+from braid.scan.snapshot import SegmentBounds, TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.audit import queries
 from braid.spark.jobs.audit.rules import (
     EXPIRED,
@@ -56,8 +59,6 @@ from braid.spark.jobs.audit.tasks import AuditPiece, packed, plan_pieces, scan_p
 from braid.spark.jobs.report import JobReport
 from braid.spark.jobs.task_rows import task_rows
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.range_reader import range_reader
-from braid.spark.source.snapshot import SegmentBounds, TopicSnapshot
 from braid.storage.history.manifest import segment_folder
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def audit_topic(spark: SparkSession, options: Mapping[str, str], *, deep: bool =
     of every batch, too."""
     began = time.monotonic()
     read = SourceOptions.parse(options).for_batch()
-    with SourceConnection(read) as connection:
+    with ScanConnection(read) as connection:
         snapshot = connection.snapshot()
         facts, notes, findings = _facts(connection, snapshot)
         findings += [*_starts(connection, facts), *_producer_objects(connection, snapshot, facts)]
@@ -142,7 +143,7 @@ def batch_rows(
     deep: bool = False,
 ) -> DataFrame:
     """Scan the pieces: one row for each batch of the topic, and for each finding."""
-    tasks = packed(pieces, 2 * spark.sparkContext.defaultParallelism)
+    tasks = packed(pieces, 2 * parallelism(spark))
     # Executors need the tasks, not the manifests from which they were planned.
     bare = {number: msgspec.structs.replace(fact, manifest=None) for number, fact in facts.items()}
     topic = msgspec.structs.replace(snapshot, segments={})
@@ -150,7 +151,7 @@ def batch_rows(
 
 
 def _facts(
-    connection: SourceConnection, snapshot: TopicSnapshot
+    connection: ScanConnection, snapshot: TopicSnapshot
 ) -> tuple[dict[int, SegmentFacts], list[str], list[Finding]]:
     """Collect what manifests and a listing of storage say: facts, notes and findings."""
     facts: dict[int, SegmentFacts] = {}
@@ -177,7 +178,7 @@ def _facts(
     return facts, notes, findings
 
 
-def _starts(connection: SourceConnection, facts: Mapping[int, SegmentFacts]) -> list[Finding]:
+def _starts(connection: ScanConnection, facts: Mapping[int, SegmentFacts]) -> list[Finding]:
     """Ask owners again where history begins, if chunks begin later than they said: that tells retention from loss."""
     doubtful = [
         fact
@@ -193,7 +194,7 @@ def _starts(connection: SourceConnection, facts: Mapping[int, SegmentFacts]) -> 
 
 
 def _producer_objects(
-    connection: SourceConnection, snapshot: TopicSnapshot, facts: Mapping[int, SegmentFacts]
+    connection: ScanConnection, snapshot: TopicSnapshot, facts: Mapping[int, SegmentFacts]
 ) -> Iterator[Finding]:
     """Check the producer tables that manifests name. An owner that exports another chunk may remove the table, so the
     audit reads the manifest again before it reports a table as missing."""
@@ -212,7 +213,7 @@ def _producer_objects(
         yield from producer_object(fact, data)
 
 
-def _queues(connection: SourceConnection, snapshot: TopicSnapshot) -> list[Finding]:
+def _queues(connection: ScanConnection, snapshot: TopicSnapshot) -> list[Finding]:
     """Ask the owners of the segments to check their queues. Without brokers there is nobody to ask."""
     if not connection.has_brokers:
         return []

@@ -17,7 +17,7 @@ import msgspec
 
 from braid.model.errors import ChunkCorrupt
 from braid.model.layout import FULL_RANGE, HashRange, reachable, tiles
-from braid.spark.source.snapshot import SegmentBounds
+from braid.scan.snapshot import SegmentBounds
 from braid.storage.chunk import decode_footer
 from braid.storage.history.manifest import SegmentManifest
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.model.errors import BatchError, LogDamaged, ObjectMissing, OffsetOutOfRange
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.range_reader import range_reader
+from braid.scan.snapshot import TopicSnapshot
 from braid.spark.jobs.audit.queries import SEQUENCE_BIAS
 from braid.spark.jobs.audit.rules import EXPIRED, Finding, SegmentFacts
 from braid.spark.jobs.audit.scan import ChunkScan, LogWalk, Seen
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.range_reader import range_reader
-from braid.spark.source.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 
@@ -112,7 +112,7 @@ def scan_pieces(
 ) -> Iterator[Any]:
     """Do the work of one task."""
     rows = _Rows()
-    with SourceConnection(options) as connection:
+    with ScanConnection(options) as connection:
         for piece in pieces:
             for found in _Scan(connection, topic, facts[piece.segment], piece, deep).run():
                 rows.add(piece, found)
@@ -125,7 +125,7 @@ class _Scan:
     """The scan of one piece."""
 
     def __init__(
-        self, connection: SourceConnection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece, deep: bool
+        self, connection: ScanConnection, topic: TopicSnapshot, fact: SegmentFacts, piece: AuditPiece, deep: bool
     ) -> None:
         self._connection = connection
         self._topic = topic

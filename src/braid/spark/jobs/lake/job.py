@@ -34,15 +34,16 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TableConflict, TableMismatch
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.planning import Range
+from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.bounded_read import columns_schema, records_seen, records_skipped, rows_between
 from braid.spark.jobs.lake.parquet import ParquetTable
 from braid.spark.jobs.lake.table import LakeTable, Landed
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Range
 from braid.spark.source.schema import SOURCE_SCHEMA, arrow_schema
-from braid.spark.source.snapshot import TopicSnapshot
 from braid.spark.stream.batch_limits import BatchLimits, admit, bounded, epochs_at, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset, is_other_topic
 from braid.spark.stream.topic_watch import TopicWatch
@@ -198,7 +199,7 @@ def step_rows(
     spark: SparkSession, source: Mapping[str, str], step: LakeStep, seen: Observation | None = None
 ) -> DataFrame:
     """Read the rows of a step, in few and large partitions: each becomes a file."""
-    files = min(spark.sparkContext.defaultParallelism, int(step.estimated_bytes / FILE_BYTES))
+    files = min(parallelism(spark), int(step.estimated_bytes / FILE_BYTES))
     more = {"minPartitions": str(max(1, files))}
     return rows_between(spark, source, step.ranges, step.others, step.landed.columns, more, seen)
 
@@ -278,7 +279,7 @@ class Lake:
         """Land what the topic holds now. With `follow`, also land new records until the event is set."""
         began = time.monotonic()
         columns_schema(self._columns or SOURCE_SCHEMA.names)
-        with SourceConnection(self._options) as connection:
+        with ScanConnection(self._options) as connection:
             view = TopicWatch(connection)
             now = view.refresh()
             before = begin(self._table.landed(), now, self._columns, self._table.path)
@@ -287,18 +288,22 @@ class Lake:
             leftovers = self._table.remove_leftovers()
             target = None if follow is not None else now
             while follow is None or not follow.is_set():
-                step = self._planned(before.columns, view.refresh(), target)
+                step = self._planned(before.columns, view, target)
                 if step is not None:
-                    self._land(step, lambda: self._planned(before.columns, view.refresh(), target))
+                    self._land(step, lambda: self._planned(before.columns, view, target))
                 elif follow is None or follow.wait(FOLLOW_POLL_S):
                     break
             now = view.refresh()
             after = begin(self._table.landed(), now, before.columns, self._table.path)
         return self._report(after, now, leftovers, time.monotonic() - began)
 
-    def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> LakeStep | None:
+    def _planned(self, columns: tuple[str, ...], view: TopicWatch, target: TopicSnapshot | None) -> LakeStep | None:
         """Plan the next step from the table's last commit."""
-        landed = begin(self._table.landed(), now, columns, self._table.path)
+        landed = self._table.landed()
+        if landed is not None:
+            view.reached(_offset(landed))
+        now = view.refresh()
+        landed = begin(landed, now, columns, self._table.path)
         return next_step(now, landed, self._limits, target=target, skip_lost=self._skip_lost)
 
     def _land(self, step: LakeStep, plan_again: Callable[[], LakeStep | None]) -> None:

@@ -36,14 +36,15 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 from braid.client.consuming.checkpoint import END, Position
 from braid.model.errors import DataLoss, InvalidArgument, TopicNotFound
 from braid.model.names import TopicName
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
+from braid.scan.planning import Prune, Range
+from braid.scan.ranges import check_named
+from braid.scan.snapshot import TopicSnapshot
+from braid.spark.connect import parallelism
 from braid.spark.jobs.bounded_read import counted, records_seen, records_skipped, rows_between, within
 from braid.spark.jobs.replay.journal import Replay, ReplayJournal, ReplayStep
 from braid.spark.jobs.report import CopiedSegment, JobReport, lag
 from braid.spark.source.options import SourceOptions
-from braid.spark.source.planning import Prune, Range
-from braid.spark.source.ranges import check_named
-from braid.spark.source.snapshot import TopicSnapshot
 from braid.spark.stream.batch_limits import BatchLimits, admit, beginning, bounded, epochs_at, ranges, stream_position
 from braid.spark.stream.offsets import StreamOffset
 
@@ -283,7 +284,7 @@ class ReplayRun:
     def run(self) -> ReplayReport:
         began = time.monotonic()
         sink = SourceOptions.parse({name: self._sink[name] for name in self._sink if name in _CONNECTING})
-        with SourceConnection(self._options) as connection, SourceConnection(sink) as target, self._journal:
+        with ScanConnection(self._options) as connection, ScanConnection(sink) as target, self._journal:
             goal = connection.snapshot()
             if self._journal.read() is None:
                 first_positions(self._options, goal)  # Impossible bounds are refused before the target is created.
@@ -307,8 +308,7 @@ class ReplayRun:
                 now = connection.snapshot()
                 positions = replay.step.positions if replay.step is not None else first_positions(self._options, now)
                 view = until(self._options, bounded(now, goal))
-                parallelism = self._spark.sparkContext.defaultParallelism
-                step = next_step(view, replay, positions, self._limits, self._times, parallelism)
+                step = next_step(view, replay, positions, self._limits, self._times, parallelism(self._spark))
                 if step is None:
                     break
                 replay = self._run_step(replay, step, now)
@@ -330,7 +330,7 @@ class ReplayRun:
         self._on_step(step)
         return replay
 
-    def _target(self, target: SourceConnection, source: TopicSnapshot) -> TopicSnapshot:
+    def _target(self, target: ScanConnection, source: TopicSnapshot) -> TopicSnapshot:
         path = self._sink["topic"]
         try:
             return target.snapshot()

@@ -23,7 +23,7 @@ import msgspec
 from braid.client.consuming.checkpoint import Position
 from braid.model.errors import InvalidArgument, JobFailed
 from braid.model.ids import Epoch
-from braid.spark.source.planning import Range
+from braid.scan.planning import Range
 
 JOURNAL_VERSION: Final = 1
 _FILE: Final = "replay.json"

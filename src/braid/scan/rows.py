@@ -1,4 +1,4 @@
-"""From record batches to the rows that Spark sees: the columns asked for, and no others.
+"""From record batches to rows in Arrow: the columns asked for, and no others.
 
 A buffer takes batch after batch and gives one Arrow batch of all of them. Columns that differ from record to record
 come from the batches: keys and values as they are there, without a copy if there is only one batch. Columns that follow
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from braid.model.batch.body import HEADER_LISTS, HEADERS_TYPE, KEY_HASHES, TIMESTAMP_TYPE, TIMESTAMPS, Body
 from braid.model.batch.header import BatchHeader
-from braid.spark.source.planning import Piece
+from braid.scan.planning import Piece
 
 Numbers = npt.NDArray[Any]
 

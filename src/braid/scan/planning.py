@@ -30,12 +30,11 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 import msgspec
-from pyspark.sql.datasource import InputPartition
 
 from braid.model.errors import BrokenInvariant
 from braid.model.ids import Epoch
 from braid.model.log.epochs import UNKNOWN_EPOCH, epoch_before
-from braid.spark.source.snapshot import TopicSnapshot
+from braid.scan.snapshot import TopicSnapshot
 from braid.storage.history.catalog import ChunkDescriptor
 from braid.storage.history.manifest import segment_folder
 
@@ -86,7 +85,7 @@ class OwnerPiece(msgspec.Struct, frozen=True):
 Piece = ChunkPiece | OwnerPiece
 
 
-class Partition(InputPartition):
+class Partition:
     """The pieces that one task reads, in this order."""
 
     def __init__(
@@ -100,7 +99,6 @@ class Partition(InputPartition):
         epochs: dict[int, Epoch] | None = None,
         not_before: int | None = None,
     ) -> None:
-        super().__init__(None)
         self.pieces: Final = tuple(pieces)
         self.topic: Final = topic
         self.topic_id: Final = topic_id

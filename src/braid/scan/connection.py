@@ -1,6 +1,6 @@
 """A process's connection to brokers and storage, for blocking code.
 
-Spark's workers are plain blocking processes, and Braid's client and object stores belong to an event loop. So a
+Spark's workers and most notebooks are blocking code, and Braid's client and object stores belong to an event loop. So a
 connection has a loop in a thread of its own. Loop and client are made when they are first needed: reads from storage
 alone never connect to a broker. A connection is never pickled; each task makes its own and closes it.
 """
@@ -18,8 +18,8 @@ from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.segment_range import read_segment_range
 from braid.model.errors import BraidError, ConnectFailed, InvalidArgument
 from braid.ports.os_disk import OsDisk
-from braid.spark.source.options import SourceOptions
-from braid.spark.source.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
+from braid.scan.options import ScanOptions
+from braid.scan.snapshot import TopicSnapshot, snapshot_from_brokers, snapshot_from_manifests
 from braid.storage.history.manifest import SegmentManifest, read_segment_manifest
 from braid.storage.objects.store import Objects
 from braid.storage.objects.urls import open_objects
@@ -27,10 +27,10 @@ from braid.storage.objects.urls import open_objects
 T = TypeVar("T")
 
 
-class SourceConnection:
+class ScanConnection:
     """Use it with `with`, or call `close`."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: ScanOptions) -> None:
         self.options = options
         self._thread: LoopThread | None = None
         self._client: Client | None = None
@@ -63,7 +63,7 @@ class SourceConnection:
         try:
             objects = self.objects(options.manifest)
         except InvalidArgument as error:
-            raise InvalidArgument(f"option manifest: {error}") from None
+            raise InvalidArgument(f"{options.called('manifest')}: {error}") from None
         return self.call(snapshot_from_manifests(objects, options.manifest, options.topic))
 
     def segment_manifest(self, storage: str, topic: str, descriptor: str) -> SegmentManifest | None:
@@ -112,13 +112,15 @@ class SourceConnection:
 
     async def _connected(self) -> Client:
         options = self.options
-        client = connect(options.url, token=options.token, tls=options.tls, timeout=options.timeout_s, name="spark")
+        client = connect(
+            options.url, token=options.token, tls=options.tls, timeout=options.timeout_s, name=options.client_name
+        )
         try:
             await client.open()
         except ConnectFailed as error:
             raise ConnectFailed(
-                f"no broker answered at {options.url} for {options.timeout_s:g} s: {error}. Correct option url, start "
-                "a broker, or read without one by option manifest"
+                f"no broker answered at {options.url} for {options.timeout_s:g} s: {error}. Correct "
+                f"{options.called('url')}, start a broker, or read without one by {options.called('manifest')}"
             ) from None
         return client
 

@@ -1,4 +1,4 @@
-"""How a task reads ranges of an object: the one range reader of the source and of the audit.
+"""How a task reads ranges of an object: the one range reader of Spark's source, the audit and `braid.history`.
 
 The bytes of a file are in the page cache, or the kernel reads them ahead. So a plain read of 1 MiB is best: its bytes
 are still in the processor's cache when they are decoded, and the next read uses the same memory. (1.1 M records of
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from braid.model.batch.header import BatchHeader
 from braid.model.errors import ObjectMissing, ObjectStoreUnavailable
-from braid.spark.connection import SourceConnection
+from braid.scan.connection import ScanConnection
 from braid.storage.history.ranges import DEFAULT_READ_BYTES, Span, batches_in, headers_in
 from braid.storage.objects.names import checked_name
 from braid.storage.objects.store import Objects
@@ -52,7 +52,7 @@ class RangeReader(Protocol):
         Raises `LogDamaged`."""
 
 
-def range_reader(connection: SourceConnection, storage: str) -> RangeReader:
+def range_reader(connection: ScanConnection, storage: str) -> RangeReader:
     folder = folder_of(storage)
     return FileRangeReader(folder) if folder is not None else RemoteRangeReader(connection, storage)
 
@@ -113,7 +113,7 @@ def _unavailable(folder: str, name: str, error: OSError) -> ObjectStoreUnavailab
 
 
 class RemoteRangeReader:
-    def __init__(self, connection: SourceConnection, storage: str) -> None:
+    def __init__(self, connection: ScanConnection, storage: str) -> None:
         self._connection = connection
         self._objects = connection.objects(storage)
         self.read_bytes = DEFAULT_READ_BYTES
@@ -147,7 +147,7 @@ class RemoteRangeReader:
 
 
 class _RemoteObject:
-    def __init__(self, connection: SourceConnection, objects: Objects, name: str) -> None:
+    def __init__(self, connection: ScanConnection, objects: Objects, name: str) -> None:
         self._connection = connection
         self._objects = objects
         self._name = name

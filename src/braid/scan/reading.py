@@ -1,20 +1,20 @@
-"""The work of an executor: it turns a partition's pieces into checked batches, and these into Arrow batches for Spark.
+"""How a task reads: it turns a partition's pieces into checked batches, and these into Arrow batches.
 
     piece ─► spans of a chunk ─► bytes ─► batches ┐
     piece ─► owner ─► deliveries ───────► batches ┴─► columns ─► 16 k rows at a time
 
 Chunks are read directly from storage, by range (range_reader.py). Columns are views of the bytes that were read
 (rows.py). They are copied only when small batches are joined: each Arrow batch costs Spark as much as some thousand
-rows do.
+rows do. A task is an executor's in Spark; without Spark, `braid.history` is the only one (history.py).
 
 **A chunk that is gone.** The plan fixes the offsets of a task, and chunks may go meanwhile: compaction replaces them,
 retention deletes them. Then the newest manifest says where the same offsets are now; the task asks the owner for the
-rest, if there are brokers. Offsets that nobody has are lost: an error, or, with `failOnDataLoss` false, a warning. A
+rest, if there are brokers. Offsets that nobody has are lost: an error, or, without `fail_on_data_loss`, a warning. A
 replaced chunk does not change which records a task yields. The same holds for offsets that other records have taken
 since: such records have a later epoch than the plan says.
 
-**A batch that cannot be decoded**, although its checksums are right, was written wrong by its producer. Option
-`badRecords` decides: an error that names its offsets, or a warning that says how many records were skipped.
+**A batch that cannot be decoded**, although its checksums are right, was written wrong by its producer. The option
+`bad_records` decides: an error that names its offsets, or a warning that says how many records were skipped.
 
 **A chunk that is damaged** is always an error, which names the object and the offset: a reader that skipped it would
 silently turn damage into a shorter table.
@@ -37,9 +37,9 @@ from braid.model.errors import (
     OffsetOutOfRange,
     PositionDiverged,
 )
-from braid.spark.connection import SourceConnection
-from braid.spark.source.options import BadRecords, SourceOptions
-from braid.spark.source.planning import (
+from braid.scan.connection import ScanConnection
+from braid.scan.options import ScanOptions
+from braid.scan.planning import (
     NO_PRUNING,
     ChunkPiece,
     OwnerPiece,
@@ -49,15 +49,15 @@ from braid.spark.source.planning import (
     Range,
     cut_by_chunks,
 )
-from braid.spark.source.range_reader import RangeReader, range_reader
-from braid.spark.source.rows import RowBuffer
+from braid.scan.range_reader import RangeReader, range_reader
+from braid.scan.rows import RowBuffer
 from braid.storage.chunk import IndexEntry
 from braid.storage.handles import FooterCache
 from braid.storage.history.manifest import segment_folder
 from braid.storage.history.ranges import footer_of, spans
 
 ROWS: Final = 16_384
-"""In an Arrow batch for Spark, unless one record batch has more."""
+"""In an Arrow batch, unless one record batch has more."""
 MAX_ROWS: Final = 50_000
 MAX_BYTES: Final = 16 << 20
 """Of joined batches after decompression, unless one batch has more: large records come in smaller groups."""
@@ -69,11 +69,11 @@ RawBatch = tuple[Piece, BatchHeader, memoryview]
 
 def raw_batches(
     partition: Partition,
-    options: SourceOptions,
+    options: ScanOptions,
     *,
     prune: Prune = NO_PRUNING,
     bodies: bool = True,
-    connection: SourceConnection | None = None,
+    connection: ScanConnection | None = None,
 ) -> Iterator[RawBatch]:
     """Yield the whole batches that hold the partition's offsets, in order, each checked, with its piece. Batches that
     `prune` leaves out may be missing, and so may bodies without `bodies`: only bytes that were read are checked.
@@ -81,14 +81,14 @@ def raw_batches(
     if connection is not None:
         yield from _Reading(partition, connection, prune, bodies).batches()
         return
-    with SourceConnection(options) as own:
+    with ScanConnection(options) as own:
         yield from _Reading(partition, own, prune, bodies).batches()
 
 
 class _Reading:
     """The work of one task on one partition."""
 
-    def __init__(self, partition: Partition, connection: SourceConnection, prune: Prune, bodies: bool) -> None:
+    def __init__(self, partition: Partition, connection: ScanConnection, prune: Prune, bodies: bool) -> None:
         self._partition = partition
         self._connection = connection
         self._prune = prune
@@ -178,27 +178,29 @@ class _Reading:
         text = (
             f"offsets {at} to {lost - 1} of segment {piece.segment} of topic {self._partition.topic} are gone: {error}"
         )
-        if self._connection.options.fail_on_data_loss:
+        options = self._connection.options
+        name = options.called("fail_on_data_loss")
+        if options.fail_on_data_loss:
             cause = "Retention has deleted them since the read was planned, or an object was lost"
             if isinstance(error, PositionDiverged):
                 cause = "The topic has lost them since the read was planned"
-            raise DataLoss(f"{text}. {cause}; set option failOnDataLoss to false to read what is left") from error
-        _log.warning("%s; they are skipped, because failOnDataLoss is false", text)
+            raise DataLoss(f"{text}. {cause}; set {name} to false to read what is left") from error
+        _log.warning("%s; they are skipped, because %s is false", text, name)
         if lost < piece.until:
             yield from self._piece(OwnerPiece(piece.segment, lost, piece.until))
 
 
 def record_batches(
     partition: Partition,
-    options: SourceOptions,
+    options: ScanOptions,
     schema: Any,
     *,
     prune: Prune = NO_PRUNING,
-    connection: SourceConnection | None = None,
+    connection: ScanConnection | None = None,
 ) -> Iterator[Any]:
     """Yield the partition's rows within the time bounds of the options, as `pyarrow.RecordBatch`es of exactly this
     Arrow schema. Rows that `prune` leaves out may be missing."""
-    bad = _BadRecords(partition.topic, options.bad_records)
+    bad = _BadRecords(partition.topic, options)
     buffer = RowBuffer(schema, options.starting_timestamp, options.ending_timestamp, check=bad.skip)
     bodies = buffer.opens_bodies
     for piece, header, data in raw_batches(partition, options, prune=prune, bodies=bodies, connection=connection):
@@ -219,8 +221,9 @@ def record_batches(
 class _BadRecords:
     """What a task does about batches that cannot be decoded."""
 
-    def __init__(self, topic: str, policy: BadRecords) -> None:
-        self.skip: Final = policy == "skip"
+    def __init__(self, topic: str, options: ScanOptions) -> None:
+        self.skip: Final = options.bad_records == "skip"
+        self._name = options.called("bad_records")
         self._topic = topic
         self._skipped = 0
         self._first = ""
@@ -230,7 +233,7 @@ class _BadRecords:
         text = f"offsets {first} to {until - 1} of segment {piece.segment} of topic {self._topic} cannot be decoded"
         if not self.skip:
             raise BatchUnreadable(
-                f"{text}, because their producer wrote them wrong: {error}. Set option badRecords to skip to read "
+                f"{text}, because their producer wrote them wrong: {error}. Set {self._name} to skip to read "
                 "everything else",
                 piece.segment,
                 first,
@@ -242,7 +245,7 @@ class _BadRecords:
     def warn(self) -> None:
         if self._skipped:
             _log.warning(
-                "%d records were skipped, because badRecords is skip. The first: %s", self._skipped, self._first
+                "%d records were skipped, because %s is skip. The first: %s", self._skipped, self._name, self._first
             )
 
 

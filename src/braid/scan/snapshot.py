@@ -32,7 +32,7 @@ from braid.wire.operations import Kind, Positions, PositionsRequest, SegmentPosi
 
 if TYPE_CHECKING:
     from braid.client.client import Client
-    from braid.spark.source.options import SourceOptions
+    from braid.scan.options import ScanOptions
 
 GUESSED_RECORD_BYTES: Final = 200.0
 """Of a segment, if nothing is known about its topic."""
@@ -75,11 +75,11 @@ class TopicSnapshot(msgspec.Struct, frozen=True):
     """Whether it came from brokers. Manifests may be a little older than an earlier answer of brokers."""
 
 
-def take_snapshot(options: SourceOptions) -> TopicSnapshot:
+def take_snapshot(options: ScanOptions) -> TopicSnapshot:
     """Take a snapshot over a new connection. Blocks. With a connection, call its `snapshot` instead."""
-    from braid.spark.connection import SourceConnection
+    from braid.scan.connection import ScanConnection
 
-    with SourceConnection(options) as connection:
+    with ScanConnection(options) as connection:
         return connection.snapshot()
 
 
@@ -119,8 +119,8 @@ async def snapshot_from_manifests(objects: Objects, storage: str, topic: str) ->
     found = await read_topic_manifest(objects, topic)
     if found is None:
         raise TopicNotFound(
-            f"there is no manifest of topic {topic} in {storage}: correct the options topic and manifest; a topic has "
-            "its manifest there from the moment that a broker serves it with this storage"
+            f"there is no manifest of topic {topic} in {storage}: correct the topic's name or the storage's URL; a "
+            "topic has its manifest there from the moment that a broker serves it with this storage"
         )
     infos = found.layout.segments
     descriptors = {int(each): f"{info.hash_range}-{each}" for each, info in infos.items()}
