@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-NAMES = ("batches", "storage", "metadata", "objects", "layouts", "scaling", "work", "broker")
+NAMES = ("batches", "storage", "metadata", "objects", "layouts", "scaling", "work", "broker", "console")
 
 if __name__ == "__main__":
     for name in NAMES:

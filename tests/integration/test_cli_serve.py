@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,9 +179,9 @@ def test_tokens_and_tls_from_end_to_end(tmp_path: Path) -> None:
 
 
 @contextmanager
-def cluster(data: Path, brokers: int) -> Iterator[tuple[subprocess.Popen[bytes], list[dict[str, Any]]]]:
-    command = [*BRAID, "up", "--brokers", str(brokers), "--data", str(data), "--port", "0", "--admin-port", "0"]
-    with started("", *command[len(BRAID) :], "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def cluster(data: Path, brokers: int, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], list[dict[str, Any]]]]:
+    command = ["up", "--brokers", str(brokers), "--data", str(data), "--port", "0", "--admin-port", "0", *more]
+    with started("", *command, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         text = b""
         while line := process.stdout.readline():
@@ -213,6 +215,22 @@ def test_up_runs_one_cluster_and_stops_all_of_it(tmp_path: Path) -> None:
         assert not any(alive(each["pid"]) for each in brokers)
     with cluster(tmp_path, 2) as (_, brokers):
         assert lines(brokers[0]["url"], "consume", "orders", "-s", "again") == [b"x"]
+
+
+def test_up_runs_a_console_beside_its_brokers(tmp_path: Path) -> None:
+    with cluster(tmp_path, 1, "--console", "--console-port", "0") as (process, (broker, console)):
+
+        def shows_the_broker() -> bool:
+            with urllib.request.urlopen(console["console"], timeout=WAIT_S) as page:
+                return b"broker-0" in page.read()
+
+        wait_until(shows_the_broker, "the page shows the broker")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
+        assert not alive(broker["pid"])
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(console["console"], timeout=WAIT_S)
 
 
 def test_up_refuses_the_folder_of_brokers_that_did_not_share_topics_and_serve_opens_it(tmp_path: Path) -> None:

@@ -22,8 +22,7 @@ class ConsoleProcess:
             [*BRAID, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
         )
         assert self._process.stdout is not None
-        lines = [self._process.stdout.readline() for _ in range(3)]
-        self.url: str = json.loads(b"".join(lines))["url"]
+        self.url: str = json.loads(self._process.stdout.readline())["url"]
 
     def stop(self) -> bytes:
         """End the console in order; returns what it complained about."""

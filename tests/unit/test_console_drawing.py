@@ -125,6 +125,15 @@ def test_links_of_a_short_life_do_not_overlap() -> None:
     assert links[1].right <= links[2].left
 
 
+def test_a_link_to_a_child_that_was_just_born_ends_before_now() -> None:
+    young = (
+        strand(0, 0, 0xFFFF, sealed=99.0, children=(1,)),
+        strand(1, 0, 0xFFFF, born=99.0, parents=(0,)),
+    )
+    (link,) = draw_braid(young, WINDOW).links
+    assert (link.left < 990.0, link.right < 1000.0) == (True, True)
+
+
 def test_links_have_no_corner() -> None:
     path = bridge(0, 10, 20, 100, 50, 70)
     upper = re.match(r"M0.0,10.0C(.+?) (.+?) 100.0,50.0L", path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 import click
+import msgspec
 
 from braid.cli.extras import require_console
 from braid.cli.target import Target, with_target
-from braid.cli.terminal.output import json_option, print_json
+from braid.cli.terminal.output import json_option
 from braid.model.errors import InvalidArgument
 from braid.wire.address import parse_address
 
@@ -78,7 +79,7 @@ def console(
 
     def ready(url: str) -> None:
         if as_json:
-            print_json({"url": url})
+            click.echo(msgspec.json.encode({"url": url}))  # One line, for programs that start a console.
         else:
             click.echo(f"The console is at {url}. Ctrl-C stops it.")
         sys.stdout.flush()

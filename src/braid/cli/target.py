@@ -79,7 +79,7 @@ _PARAMETERS: Final = (
         "BRAID_ADMIN_URL",
         "URL",
         "The admin port.",
-        f"Not needed by any command yet: all of them talk to --url. [default: {DEFAULT_ADMIN_URL}]",
+        f"Only `braid console` needs it, several by comma; the others talk to --url. [default: {DEFAULT_ADMIN_URL}]",
     ),
     _Parameter(
         "--token",

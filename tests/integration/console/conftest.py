@@ -47,6 +47,7 @@ def new_page(browser: Browser) -> Iterator[NewPage]:
         context.set_default_timeout(15_000)
         page = context.new_page()
         if not quiet:
+            page.on("request", lambda request: None if _is_here(request.url) else complaints.append(request.url))
             page.on("console", note)
             page.on("pageerror", lambda error: complaints.append(str(error)))
         return page
@@ -55,6 +56,11 @@ def new_page(browser: Browser) -> Iterator[NewPage]:
     for context in contexts:
         context.close()
     assert complaints == [], "the browser complained"
+
+
+def _is_here(url: str) -> bool:
+    """Tell whether a page loads this from the console: pages work without the internet."""
+    return url.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:"))
 
 
 @pytest.fixture

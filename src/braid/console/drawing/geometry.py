@@ -159,7 +159,7 @@ class _Shapes:
     # Where things are.
 
     def _reach_of(self, strand: Strand) -> float:
-        end = strand.sealed if strand.sealed is not None else math.inf
+        end = strand.sealed if strand.sealed is not None else max(self._window.end, strand.born)
         ends = bool(strand.parents) + (strand.sealed is not None)
         length = (end - strand.born) / (self._window.end - self._window.start) * self._window.width
         return min(LINK_PX, 0.9 * length / max(1, ends))

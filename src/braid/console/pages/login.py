@@ -10,6 +10,7 @@ STYLE = Html(
     "border:1px solid var(--line);border-radius:16px;padding:30px;width:380px;max-width:94vw;display:flex;"
     "flex-direction:column;gap:14px}.login input{font:13px var(--mono);padding:10px 12px;border-radius:9px;"
     "border:1px solid var(--line);background:var(--bg);color:var(--text);width:100%;box-sizing:border-box}"
+    ".login input:focus{outline:2px solid var(--accent);outline-offset:-1px}"
     ".login .act.primary{justify-content:center;padding:10px}.login .brand{padding:0}"
 )
 

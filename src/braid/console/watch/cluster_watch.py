@@ -39,6 +39,8 @@ MAX_WANTED: Final = 60
 MISSED: Final = 2
 """Probes in a row without an answer that make a broker silent."""
 FORGET_S: Final = 120.0
+ROUTING_S: Final = 4.0
+"""Where segments are is asked at least so often: a change should be seen while somebody looks."""
 FIRST_S: Final = 1.5
 
 _COUNTERS: Final = {
@@ -78,7 +80,7 @@ class ClusterWatch:
         self._proposals: set[str] = set()
         self._paces = {
             "probes": Pace(1.0, 5.0),
-            "routing": Pace(1.0, 2.0),
+            "routing": Pace(1.0, 2.0, ROUTING_S),
             "metrics": Pace(2.0, 5.0),
             "topics": Pace(2.0, 10.0),
         }

@@ -18,8 +18,10 @@ ENOUGH: Final = 3
 
 
 class Pace:
-    def __init__(self, watched_s: float, idle_s: float) -> None:
-        """Ask every `watched_s` while a page is open, and every `idle_s` otherwise, or less often."""
+    def __init__(self, watched_s: float, idle_s: float, most_s: float = MAX_S) -> None:
+        """Ask every `watched_s` while a page is open, and every `idle_s` otherwise; less often if answers take long,
+        but every `most_s`."""
+        self._most_s = most_s
         self._watched_s = watched_s
         self._idle_s = idle_s
         self._took: deque[float] = deque(maxlen=REMEMBERED)
@@ -36,7 +38,7 @@ class Pace:
     def interval_s(self, *, watched: bool) -> float:
         least = self._watched_s if watched else self._idle_s
         cost_s = min(self._took) if len(self._took) >= ENOUGH else 0.0
-        return max(least, min(MAX_S, COST * cost_s))
+        return max(least, min(self._most_s, COST * cost_s))
 
     def due(self, now: float, *, watched: bool) -> bool:
         return now - self._asked_at >= self.interval_s(watched=watched) - 0.05
