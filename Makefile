@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; a task queue; storage; Spark"
-	@echo "make up        a cluster of three brokers with REST and metrics, until Ctrl-C"
+	@echo "make up        a cluster of three brokers with a web console, until Ctrl-C"
 	@echo "make test      install what is missing and run the whole test suite"
 	@echo "make check     format, lint, types, import layers, quick tests (under two minutes)"
 	@echo "make simulate  many seeds of the simulations of storage, broker, cluster and replicas (SEEDS=$(SEEDS))"
@@ -49,7 +49,7 @@ demo: setup
 	$(BIN)/python examples/clickstream.py
 
 up: setup
-	$(BIN)/braid up --brokers 3
+	$(BIN)/braid up --brokers 3 --console
 
 lint: setup
 	$(BIN)/ruff format --check -q .
@@ -57,7 +57,7 @@ lint: setup
 	$(BIN)/mypy --no-error-summary
 
 test: setup
-	bash tools/system.sh etcd-server etcd openssl openssl $(JAVA)
+	bash tools/system.sh etcd-server etcd openssl openssl chromium chromium prometheus promtool systemd systemd-analyze $(JAVA)
 	$(MAKE) --jobs 2 lint suite
 
 # Tests often wait for processes, and the archive is made on one core and a half: the linters use the rest.

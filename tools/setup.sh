@@ -18,4 +18,4 @@ fi
 .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 # Checkouts of early versions installed the distribution as braid. Both names would own the same command.
 .venv/bin/python -m pip uninstall --quiet --quiet --yes braid
-.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[server,etcd,spark]' --group dev --group docs
+.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[server,etcd,spark,otel,console]' --group dev --group docs

@@ -69,7 +69,15 @@ ALLOWED = {
     "producer": KNOW,
     "consumer": KNOW | SUBSCRIBE | {"topic_storage"},
     "owner": set(TOPIC_CALLS) - OF_SEGMENTS | {"create_topic", *NAMESPACE_CALLS},
-    "operator": {*TOPIC_CALLS, *NAMESPACE_CALLS, "create_topic", "list_brokers", "topology", "drain_broker"},
+    "operator": {
+        *TOPIC_CALLS,
+        *NAMESPACE_CALLS,
+        "create_topic",
+        "list_brokers",
+        "list_changes",
+        "topology",
+        "drain_broker",
+    },
     "stranger": set[str](),
     "nobody": set[str](),
 }
@@ -99,7 +107,9 @@ async def test_who_may_do_what(role: str, tmp_path: Path, simulation: Simulation
     allowed = {name for name, rest in TOPIC_CALLS.items() if await may(name, topic="orders", **rest)}
     if await may("create_topic", topic="made-now"):
         allowed.add("create_topic")
-    cluster: dict[str, dict[str, Any]] = {"list_brokers": {}, "topology": {}, "drain_broker": {"broker": "broker-1"}}
+    cluster: dict[str, dict[str, Any]] = {
+        "list_brokers": {}, "list_changes": {}, "topology": {}, "drain_broker": {"broker": "broker-1"},
+    }  # fmt: skip
     for name, arguments in (cluster | NAMESPACE_CALLS).items():
         if await may(name, **arguments):
             allowed.add(name)

@@ -134,11 +134,12 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "name": "topic://public/default/orders", "epoch": 0, "publishedRecords": 10, "deliveredRecords": 0,
         }  # fmt: skip
         first = stats["segments"]["0"]
-        assert first.pop("bytes") > 0
+        assert (log_bytes := first.pop("bytes")) > 0
         assert first == {
             "segmentId": 0, "hashRange": {"start": 0, "end": 0x7FFF}, "state": "ACTIVE", "owner": "broker-1",
             "epoch": 1, "replicas": [], "earliestOffset": 0, "endOffset": 10, "records": 10, "bytesInPerS": 0,
-            "bytesOutPerS": 0, "recordsInPerS": 0, "hotKeyHashes": None, "hotKeyShare": None, "unavailable": None,
+            "bytesOutPerS": 0, "recordsInPerS": 0, "chunks": 0, "chunkBytes": 0, "exportedOffset": 0,
+            "logBytes": log_bytes, "hotKeyHashes": None, "hotKeyShare": None, "unavailable": None,
         }  # fmt: skip
         billing = await call("get_subscription", topic="orders", subscription="billing")
         assert billing == {
@@ -465,6 +466,21 @@ async def test_brokers_and_topology_are_shown(simulation: Simulation) -> None:
     ]
     assert orders["segments"][1]["hashRange"] == {"start": 0x8000, "end": 0xFFFF}
     await broker.close()
+
+
+async def test_a_change_of_layout_is_listed_while_it_is_under_way(simulation: Simulation) -> None:
+    async with served(simulation) as (_, call):
+        await call("create_topic", topic="orders")
+        assert await call("list_changes") == []
+        split = asyncio.ensure_future(call("split_segment", topic="orders", segment=0))
+        found: list[dict[str, Any]] = []
+        while not found:  # A turn of the loop goes by in each call.
+            found = [each for each in await call("list_changes") if each["kind"] == "layout"]
+        (change,) = found
+        assert (change["topic"], change["segments"], change["children"]) == (ORDERS.path, [0], [1, 2])
+        assert (change["step"], change["since"] > 0) == ("CREATING", True)
+        await split
+        assert await call("list_changes") == []
 
 
 async def test_a_topic_that_is_being_deleted_is_shown_to_nobody(simulation: Simulation) -> None:

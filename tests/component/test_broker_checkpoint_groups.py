@@ -130,6 +130,25 @@ async def test_a_group_forgets_segments_that_have_left_the_layout(simulation: Si
     await world.close()
 
 
+async def test_the_children_of_a_deleted_segment_wait_until_its_consumer_is_done_with_it(
+    simulation: Simulation,
+) -> None:
+    world = await World.make(simulation, segments=1)
+    number, a = await join(world, "a")
+    _, b = await join(world, "b")
+    await split_first(world)
+    a.give_back = lambda _segment: None
+    pruned = world.topics.get(ORDERS.path).pruned(SegmentId(0))
+    result = await world.store.txn([], [Put(paths.layout(ORDERS.path), pruned.to_json())])
+    await world.topics.view.caught_up(result.revision)
+    await asyncio.sleep(0.1)
+    assert (a.latest(), b.latest()) == ((), ()), "the application of a has records of segment 0, and stores them now"
+    world.groups.released(number, 0)
+    await asyncio.sleep(0.1)
+    assert (a.latest(), b.latest()) == ((1,), (2,))
+    await world.close()
+
+
 async def test_positions_of_a_topic_that_was_deleted_are_refused(simulation: Simulation) -> None:
     world = await World.make(simulation, segments=1)
     topic_id = world.topics.get(ORDERS.path).id

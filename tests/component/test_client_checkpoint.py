@@ -102,6 +102,8 @@ def test_positions_follow_the_layout() -> None:
         kept_positions([1], {0: 7})
     with pytest.raises(NotServing, match="segment 2 of the topic yet"):
         kept_positions([0, 1], {0: END, 1: 4, 2: 0})  # Of a broker whose layout is older than the checkpoint.
+    with pytest.raises(NotServing, match="segment 2 of the topic yet"):
+        kept_positions([0, 1], {0: END, 1: 4, 2: END})  # It would be read again when the layout shows it.
 
 
 def test_descendants_of_what_was_named_are_read_from_their_beginning() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -116,6 +117,15 @@ async def test_a_replica_that_cannot_serve_does_not_win_before_the_others_have_a
         voters.waits["d"].set()
         found = await assigned(cluster, name)
         assert (found.owner, found.elected) == ("d", LogPosition(epoch=Epoch(2), end=Offset(12)))
+
+
+async def test_the_segments_of_a_lost_broker_go_to_its_followers_alike(simulation: Simulation) -> None:
+    """Each of them opens its share at the same time."""
+    async with votes(simulation, c=10, d=10) as (cluster, _, elections):
+        names = await recovering(cluster, segments=100)
+        elections.look()
+        owners = Counter([(await assigned(cluster, name)).owner for name in names])
+        assert owners == {"c": 50, "d": 50}
 
 
 async def test_a_replica_that_cannot_serve_wins_if_it_alone_may_hold_everything(simulation: Simulation) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from braid.admin.metrics import _read_topic, _topic_families
+from braid.admin.topic_metrics import read_segment, read_topic, topic_families
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.model.ids import Offset
@@ -50,8 +50,8 @@ async def opened(machine: Machine, policies: dict[str, Any]) -> Broker:
 
 
 def held_by_metrics(broker: Broker) -> list[float]:
-    row = _read_topic(broker, ORDERS.path, broker.segments.of_topic(ORDERS.path))
-    families = {family.name: family for family in _topic_families([row], 0)}
+    row = read_topic(broker, ORDERS.path, [read_segment(each, 0) for each in broker.segments.of_topic(ORDERS.path)])
+    families = {family.name: family for family in topic_families([row])}
     return [sample.value for sample in families["braid_subscription_held_bytes"].samples]
 
 

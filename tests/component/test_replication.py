@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,41 @@ async def test_a_follower_is_admitted_though_an_answer_is_lost_and_nothing_is_se
         await until(lambda: sorted(followers.admitted) == ["x", "y"])
 
 
+class GatedFollowers(Followers):
+    """Followers whose answers to some calls come when the test says so."""
+
+    def __init__(self, *calls: str) -> None:
+        super().__init__()
+        self.gates = {call: asyncio.Event() for call in calls}
+        self.waiting: list[str] = []
+
+    async def call(self, broker_id: str, name: str, *arguments: Any, **more: Any) -> Any:
+        if name in self.gates:
+            self.waiting.append(name)
+            await self.gates[name].wait()
+        return await super().call(broker_id, name, *arguments, **more)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_follower_is_admitted_though_its_session_counts_just_when_the_last_try_ends(
+    simulation: Simulation, turns: int
+) -> None:
+    """The next session does not count yet when the try of the last one ends. It does some turns of the loop later."""
+    followers = GatedFollowers("copy_admit")
+    followers.begin("x")
+    async with scene(simulation, followers, "x", 1) as owner:
+        await until(lambda: followers.waiting == ["copy_admit"])
+        followers.begin("x", epoch=0)
+        followers.gates["copy_append"] = asyncio.Event()
+        owner.replication.on_member("x")
+        await until(lambda: followers.waiting == ["copy_admit", "copy_append"])
+        followers.gates["copy_admit"].set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        followers.gates["copy_append"].set()
+        await until(lambda: owner.replication.followers[0].member)
+
+
 async def test_a_follower_that_lost_its_disk_while_it_was_admitted_is_not_admitted(simulation: Simulation) -> None:
     followers = Followers()
     followers.begin("x")
@@ -246,3 +282,26 @@ async def test_replicas_change_when_the_new_set_holds_everything(simulation: Sim
         await until(lambda: owner.record.replicas == (here, "y"))
         assert owner.record.change is None
         await until(lambda: [each.broker for each in owner.replication.followers] == ["y"])
+
+
+async def test_an_owner_that_was_replaced_leaves_the_replicas_to_the_next_one(simulation: Simulation) -> None:
+    """The new set holds everything in the moment in which the view shows the vote. The broker hears of it later."""
+    followers = Followers()
+    followers.begin("x")
+    async with scene(simulation, followers, "x", 2) as owner:
+        here = owner.record.owner
+        await owner.append(5)
+        followers.take("x", 5)
+        await owner.log.confirmed.reached(5)
+        followers.begin("y", end=2)
+        await owner.write(owner.record.changing(ReplicaChange(replicas=(here, "y"), write_quorum=2)))
+        owner.owners.table.on_change.clear()
+        known = owner.owners.known(NAME)
+        assert known is not None
+        revision = await owner.owners.swap(NAME, known.revision, known.value.recovering())
+        assert revision is not None
+        await owner.owners.view.caught_up(revision)
+        followers.take("y", 5)
+        await until(lambda: all(each.in_sync and each.member for each in owner.replication.followers))
+        await asyncio.sleep(PAUSE_S)
+        assert owner.record == known.value.recovering()

@@ -238,3 +238,18 @@ async def test_a_watermark_inside_a_batch_shows_the_batches_before_it_and_then_w
     assert [batch.header.base_offset for batch in await reading] == [10]
     assert reader.offset == 20
     await segment.close()
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+async def test_the_lost_records_of_a_log_that_has_ended_do_not_come_back(handed_over: bool, world: World) -> None:
+    first = await world.a.open()
+    await fill(first, 5)
+    await first.end_log()
+    await first.abandon()
+    second = await world.b.open(accept_loss=True)
+    assert (second.log.end, second.log.sealed, second.start.loss_accepted) == (0, True, True)
+    await (second.hand_over() if handed_over else second.abandon())
+    third = await world.a.open()
+    assert (third.log.end, third.log.sealed, third.catalog.end) == (0, True, 0), "consumers were told that it is empty"
+    await third.hand_over()
+    assert (await world.b.open()).log.end == 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +17,7 @@ from braid.cli import main, target
 from braid.cli.bench import move, queue, replication, scale, segments
 from braid.cli.target import Target, ask
 from tests.kits.forked_broker import ForkedBroker
+from tests.kits.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -53,6 +57,15 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setattr(segments, "SETTLE_S", 0.2)
     monkeypatch.setattr(replication, "SETTLE_S", 0.4)
     return Bench(capfd)
+
+
+def test_a_benchmark_that_is_killed_leaves_no_broker_and_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "braid.cli.main", "bench", "consume", "--records", "100000000"]
+    bench = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL)
+    wait_until(lambda: list(tmp_path.glob("*/data.log")), "the benchmark has started a broker")
+    bench.terminate()
+    assert bench.wait(30) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 def test_publishing_is_measured_in_every_mode_with_a_broker_of_its_own_that_leaves_nothing(

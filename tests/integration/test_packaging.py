@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -130,6 +132,63 @@ def test_the_client_alone_brings_nothing_of_the_server(client: Environment, serv
     found = f"from importlib.util import find_spec; print([n for n in {SERVER_IMPORTS} if find_spec(n)])"
     assert succeed(client.python, "-c", found) == "[]\n"
     assert succeed(server.python, "-c", found) == f"{list(SERVER_IMPORTS)}\n"
+
+
+READ_ONLY = """
+set -e
+if mount --make-rprivate / 2>/dev/null; then
+    mount --bind "$DATA" "$DATA"
+    mount --bind "$CODE" "$CODE"
+    mount -o remount,bind,ro "$CODE"
+    mount -t tmpfs -o ro tmpfs /tmp
+    mount -o remount,bind,ro /
+fi
+if [ "$(id -u)" = 0 ]; then
+    exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all -- "$@"
+fi
+exec "$@"
+"""
+"""Leaves nothing to write but the data folder. Where namespaces are not allowed, the user's missing rights do that."""
+
+
+def test_a_broker_needs_no_rights_and_writes_only_its_data(server: Environment) -> None:
+    """As in the image of deploy/docker: another user, a read-only root, no home, no temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="braid-image-", dir="/var/tmp"))
+    try:
+        folder.chmod(0o755)
+        code, volume = folder / "code", folder / "volume"
+        succeed(sys.executable, "-m", "venv", "--without-pip", code)
+        (site,) = code.glob("lib/python*/site-packages")
+        succeed("cp", "-rL", *sorted(server.site.iterdir()), site)
+        volume.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(volume, 10001, 10001)
+        isolated = run("unshare", "--mount", "true").returncode == 0
+        shell = ["sh", "-c", READ_ONLY, "sh", str(code / "bin" / "python"), "-m", "braid.cli.main"]
+        clean = [
+            "env",
+            "--ignore-environment",
+            f"DATA={volume}",
+            f"CODE={code}",
+            "HOME=/nonexistent",
+            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+        ]
+        before = sorted(code.rglob("*"))
+        broker = BrokerProcess(volume / "data", braid=[*clean, *(["unshare", "--mount"] if isolated else []), *shell])
+        with broker:
+            if os.geteuid() == 0:
+                status = Path(f"/proc/{broker.pid}/status").read_text()
+                assert "Uid:\t10001\t10001" in status
+                assert "CapEff:\t0000000000000000" in status
+            succeed(server.braid, "--url", broker.url, "topic", "create", "orders")
+            succeed(server.braid, "--url", broker.url, "produce", "orders", stdin="one\ntwo\n")
+            assert succeed(server.braid, "--url", broker.url, "consume", "orders") == "one\ntwo\n"
+            with urllib.request.urlopen(f"{broker.ready['adminUrl']}/metrics", timeout=20) as answer:
+                assert b"braid_disk_free_bytes" in answer.read()
+            assert broker.stop() == 0
+        assert sorted(code.rglob("*")) == before
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("command", ["serve", "up"])

@@ -355,6 +355,18 @@ async def test_a_file_that_is_deleted_or_replaced_under_an_open_store_is_noticed
     await store.close()
 
 
+async def test_a_store_that_continues_another_begins_with_a_later_revision(path: str) -> None:
+    store = await SqliteStore.open(path)
+    watch = store.watch("/", START)
+    await store.skip_to(Revision(1_000))
+    with pytest.raises(MetadataCompacted):
+        await anext(watch)
+    assert (await store.txn([], [Put("/a", b"1")])).revision == 1_001
+    await store.skip_to(Revision(5))
+    assert (await store.list("")).revision == 1_001
+    await store.close()
+
+
 async def test_a_store_goes_on_when_its_process_has_had_no_file_left(path: str) -> None:
     store = await SqliteStore.open(path)
     other = await SqliteStore.open(path)  # Its session is looked at with each poll.

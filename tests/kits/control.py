@@ -65,6 +65,9 @@ async def own(store: MemoryStore, name: SegmentName, owner: str = "broker-1", ep
 class NoQueues:
     """The queues of a segment that has none."""
 
+    def find(self, subscription: str) -> None:
+        return None
+
     def follow_cursor(self, subscription: str) -> None:
         pass
 

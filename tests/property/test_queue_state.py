@@ -13,7 +13,7 @@ from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import Answer, QueueLimits, QueueState
 
 LEASE_US = 100
-LIMITS = QueueLimits(settled_ranges=8, waiting=12)
+LIMITS = QueueLimits(settled_ranges=8, waiting=12, delayed=12)
 
 
 class Delivery(NamedTuple):
@@ -40,6 +40,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.confirmed: set[int] = set()
         self.first_lease = 1
         self.base = base
+        self.held_back: set[int] = set()
+        self.held_until = 0
         self.state = QueueState(SettledOffsets(base), limits=LIMITS)
 
     @rule(count=st.integers(1, 6))
@@ -60,6 +62,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert offset not in self.settled
                 assert offset not in self.holder or offset in self.over, "somebody has it"
                 assert self.not_before.get(offset, 0) <= self.now
+                assert not self._is_held(offset), "its consumer may come back"
                 assert each.deliveries == self.deliveries.get(offset, 0)
                 assert offset in self.not_before or not blocked
                 self.holder[offset] = each.lease
@@ -77,16 +80,19 @@ class QueueMachine(RuleBasedStateMachine):
             if offset not in self.settled
             and (offset not in self.holder or offset in self.over)
             and self.not_before.get(offset, 0) <= self.now
+            and not self._is_held(offset)
         ]
+
+    def _is_held(self, offset: int) -> bool:
+        return offset in self.held_back and self.now < self.held_until and offset not in self.over
 
     def _expected(self, delivery: Delivery) -> Answer:
         offset, lease = delivery
         if offset in self.settled:
             return Answer.REPEATED
         last = self.holder.get(offset)
-        is_leased = last is not None and offset not in self.over
-        if not is_leased and (last is None or last < self.first_lease):  # No consumer has got it from this owner.
-            return Answer.TAKEN if lease < self.first_lease else Answer.STALE
+        if (last or 0) < lease < self.first_lease:  # No consumer has got it from this owner, or later from another one.
+            return Answer.TAKEN
         return Answer.TAKEN if last == lease else Answer.STALE
 
     @rule(data=st.data(), more=st.integers(0, 3))
@@ -107,6 +113,10 @@ class QueueMachine(RuleBasedStateMachine):
             delivery = data.draw(st.sampled_from(self.given))
             expected = self._expected(delivery)
             answer, returned = self.state.nack(*delivery, self.now + delay, seen=seen)
+            if answer is Answer.STALE and expected is Answer.TAKEN:
+                assert len(self.not_before) >= min(LIMITS.waiting, LIMITS.delayed), "nobody else has got it"
+                assert delivery.offset not in self.not_before.keys() | self.deadline.keys()
+                return
             assert answer is expected
             assert (returned is not None) is (expected is Answer.TAKEN)
             if returned is not None:
@@ -138,7 +148,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert lost == ([] if expected is Answer.TAKEN else [offset])
             if expected is Answer.TAKEN:
                 self.holder[offset] = lease
-                self.deadline[offset] = self.now + LEASE_US
+                self.deadline[offset] = max(self.now + LEASE_US, self.deadline.get(offset, 0))
                 self.over.discard(offset)
                 self.not_before.pop(offset, None)
 
@@ -160,13 +170,25 @@ class QueueMachine(RuleBasedStateMachine):
             for offset in range(start, min(start + length, self.end)):
                 self._settle(offset)
 
-    @rule()
-    def fail_over(self) -> None:
-        """Another owner begins with what a checkpoint and events say. Nobody has a lease of it."""
+    @rule(patience=st.integers(0, 150), orderly=st.booleans())
+    def fail_over(self, patience: int, orderly: bool) -> None:
+        """Another owner begins with what a checkpoint and events say. Nobody has a lease of it. It holds back what the
+        last owner says to be leased, or everything."""
         returned = list(self.state.returned())
+        assert all(each.deliveries or each.reason for each in returned), "what is only delayed is not stored"
         settled = SettledOffsets(self.state.settled.base, self.state.settled)
+        held_back = self.state.leased_ranges() if orderly else [(0, self.end)]
+        self.held_back = {offset for start, end in held_back for offset in range(start, end)}
+        self.held_until = self.now + patience
         self.first_lease += 1_000
-        self.state = QueueState(settled, returned, first_lease=self.first_lease, limits=LIMITS)
+        self.state = QueueState(
+            settled,
+            returned,
+            first_lease=self.first_lease,
+            limits=LIMITS,
+            held_back=held_back,
+            held_until=self.held_until,
+        )
         self.holder.clear()
         self.over.clear()
         self.deadline.clear()

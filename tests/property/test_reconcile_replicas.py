@@ -38,6 +38,14 @@ def record_of(random: Random) -> Ownership | None:
     change = ReplicaChange(replicas=others, write_quorum=random.randint(1, len(others)))
     moving = serving.moving(Move(to=random.choice(["", *BROKERS])))
     lasting = random.random() < 0.5
+    strangers = tuple(each for each in BROKERS if each not in replicas) or (placed.owner,)
+    elsewhere = random.choice([serving, recovering, elected]).assigned(
+        strangers[0],
+        replicas=random.choice([(), strangers]),
+        write_quorum=1,
+        accept_loss=True,
+        given_up=random.choice([gone, replicas]),
+    )
     return random.choice(
         [
             None,
@@ -57,6 +65,11 @@ def record_of(random: Random) -> Ownership | None:
             elected.unopened("too few replicas", lasting=lasting),
             serving.replicas_changed((), 1),
             serving.assigned(placed.owner, accept_loss=True, given_up=gone),
+            elsewhere,
+            elsewhere.unopened("too few replicas", lasting=lasting),
+            serving.replicas_changed((), 1).assigned(
+                strangers[0], replicas=strangers, accept_loss=True, given_up=(placed.owner,)
+            ),
         ]
     )
 
@@ -100,7 +113,7 @@ def test_every_decision_is_one_that_the_checker_allows(snapshot: Snapshot) -> No
             assert len(set(new.replicas)) == len(new.replicas)
         if new.accept_loss and not (before is not None and before.value.accept_loss):
             assert decision.reason is Reason.CONTINUED
-            assert {*decision.gone} == {*new.given_up}
+            assert {*new.given_up} in ({*decision.gone}, set()), "all of them, or none if one of them gets a new copy"
             assert not any(map(snapshot.is_live, decision.gone))
 
 
@@ -112,7 +125,8 @@ def test_no_segment_gets_replicas_that_cannot_confirm(snapshot: Snapshot) -> Non
         new = decision.record
         if new.state is OwnershipState.RECOVERING:
             there = sum(map(snapshot.is_live, new.replicas))
-            assert there >= new.write_quorum or new.accept_loss or decision.reason is Reason.RETURNED
+            few = new.all_confirm or new.accept_loss or decision.reason is Reason.RETURNED
+            assert there >= (1 if few else new.write_quorum) or decision.reason is Reason.RETURNED
         elif new.state is OwnershipState.ASSIGNED:
             assert (len(new.replicas) > 0) == (topic.policies.replicas > 1) or decision.reason is Reason.RETURNED
             there = sum(map(snapshot.is_live, new.replicas))
@@ -122,6 +136,18 @@ def test_no_segment_gets_replicas_that_cannot_confirm(snapshot: Snapshot) -> Non
             assert change.write_quorum == topic.policies.write_quorum
             assert not change.replicas or sum(map(snapshot.is_live, change.replicas)) >= change.write_quorum
             assert len(change.replicas) <= topic.policies.replicas
+
+
+@settings(max_examples=share(400), deadline=None)
+@given(snapshots)
+def test_no_owner_waits_for_a_broker_that_was_given_up_to_be_gone(snapshot: Snapshot) -> None:
+    """An owner serves without the disks that were given up only while their brokers are gone."""
+    for _ in range(4):
+        snapshot = applied(snapshot, decide(snapshot, NOW))
+    for known in snapshot.records.values():
+        record = known.value
+        back = {each for each in record.given_up if snapshot.is_live(each) and record.failure_of(each) is None}
+        assert back <= {record.owner}, record
 
 
 @settings(max_examples=share(400), deadline=None)

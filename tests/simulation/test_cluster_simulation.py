@@ -31,12 +31,13 @@ from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.cluster import TRANSITIONS, ZOMBIES, Counts, simulate_cluster
 
-SEEDS = [*range(5_000, 5_002), *range(5_003, 5_008), 5_009, 5_010, 5_013, 5_037]
-FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044, 5_049]
+SEEDS = [*range(5_000, 5_011), 5_013, 5_037]
+FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044, 5_049, 20_097]
 """Seeds that met a defect of an earlier version. They have taken another course since."""
-TRANSITIONS_FAILED_ONCE = [59, 88, 135, 40_028, 50_002]
+TRANSITIONS_FAILED_ONCE = [59, 88, 135, 201, 215, 7_044, 40_028, 50_002]
 """With changes of the layout: a cursor of a sealed segment, a call that met a child that was taken back, such a child
-that nobody removed, a broker that stopped while it removed one, and a slow look at a folder that took chunks away."""
+that nobody removed, a checkpoint that is newer than the layout, lost records of a log that has ended (twice), a broker
+that stopped while it removed a child, and a slow look at a folder that took chunks away."""
 FAVOURED_SEEDS = {
     ZOMBIES: [0, 3, 12],
     "crash_at_write": [0, 1],
@@ -44,8 +45,6 @@ FAVOURED_SEEDS = {
     "use_brief_subscription": [0, 1],
     TRANSITIONS: [*TRANSITIONS_FAILED_ONCE, 0, 2, 13, 113],
 }
-LEFT_TO_OTHERS = {"pauses", "deletions_of_changing_topics"}
-"""What these seeds do not meet: the seeds of test_replicas_simulation.py do, and test_transition_bad_days.py."""
 
 
 def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happen() -> None:
@@ -57,7 +56,7 @@ def test_no_promise_breaks_and_the_seeds_together_meet_everything_that_can_happe
     for favoured, seeds in FAVOURED_SEEDS.items():
         for seed in seeds:
             total.add(simulate_cluster(seed, favoured=favoured))
-    for field in set(total.__struct_fields__) - LEFT_TO_OTHERS:
+    for field in total.__struct_fields__:
         assert getattr(total, field) > 0, f"no seed has {field}"
 
 

@@ -180,7 +180,10 @@ async def test_a_damaged_journal_is_reported_and_its_queue_delivers_nothing_agai
         await brokers.start("a")
         await until(lambda: record_of(brokers).failures)
         assert "is damaged" in str(record_of(brokers).failures)
+        assert "accept the loss: its queues then go back to their cursors" in str(record_of(brokers).failures)
         assert not brokers.owner(0)
+        await client.admin.recover("orders", accept_loss=True)
+        assert 30 in await remaining(client)
 
 
 # Moves.

@@ -7,11 +7,16 @@ import pytest
 from braid.testing.scenarios.cluster import QueueCounts, simulate_queues
 
 FAILED_ONCE = {
-    5: "a delivery that overtook the answer to its channel's opening had no placement",
+    5: "a delivery that overtook the answer to its channel's opening had no placement; an accepted loss left a journal "
+    "that told of lost messages",
     7: "one stale answer to a message made the other answer to it stale",
     9: "a dead letter that was stored with another count was tried again for ever",
     10: "a consumer that was closed left the opening of a dead letter's writer behind",
     18: "a queue whose journal had failed went on",
+    1009: "a consumer gave up when no broker answered its start",
+    1022: "a consumer waited for answers about a segment that retention had deleted",
+    1064: "an owner that was frozen past its lease handed out what the next owner had settled",
+    1142: "the checker took an ack for lost that was stored before the queue got another placement",
 }
 """Seeds, and the defect that each has found. They have taken another course since."""
 MET = (

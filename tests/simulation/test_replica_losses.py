@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, MoveRefused
+from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers
+from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.waiting import until
-from tests.simulation.test_replicas import SHARED, check, complete, record_of, replicated, send
+from tests.simulation.test_replicas import SHARED, check, complete, in_sync, record_of, replicated, send
 
 FIVE = ("a", "b", "c", "d", "e")
 
@@ -65,6 +66,99 @@ async def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_when
         await complete(brokers)
         await send(producer, 20, 40)
         await check(client, 40)
+
+
+@SHARED
+async def test_a_segment_that_all_replicas_must_confirm_goes_on_by_itself_when_one_stays_away(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared, confirm=3) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        owner = brokers.owner(0)
+        await lose(brokers, owner)
+        assert record_of(brokers).owner == owner, "it may come back"
+        await until(lambda: owner not in record_of(brokers).replicas, within_s=700)
+        await complete(brokers)
+        await send(producer, 20, 40)
+        await check(client, 40)
+        await brokers.start(owner)
+        brokers.kill(lost := brokers.owner(0))  # The new copy counts like any other.
+        await until(lambda: lost not in record_of(brokers).replicas, within_s=700)
+        await complete(brokers)
+        await check(client, 40)
+
+
+@SHARED
+async def test_an_owner_that_is_back_replaces_the_second_of_two_replicas(simulation: Simulation, shared: bool) -> None:
+    async with running_brokers(simulation, shared=shared) as brokers, brokers.client(timeout=120) as client:
+        await client.admin.create_topic("orders", replicas=2)
+        async with client.producer("orders") as producer:
+            owner = await complete(brokers, followers=1)
+            await send(producer, 0, 20)
+            (follower,) = in_sync(brokers)
+            brokers.kill(follower)
+            brokers.kill(owner)
+            await brokers.start(owner)
+            await until(lambda: follower not in record_of(brokers).replicas, within_s=700)
+            assert await complete(brokers, followers=1) == owner
+            await send(producer, 20, 30)
+            await check(client, 30)
+
+
+@SHARED
+async def test_replicas_that_are_back_before_others_serve_lose_nothing_though_all_were_given_up(
+    simulation: Simulation, shared: bool
+) -> None:
+    """All three are gone, and the loss is accepted. Two of them are back while the new owner still waits for its disk:
+    they vote, and neither of them was sent anything that the new owner had."""
+    async with replicated(simulation, FIVE, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        await all_hold_all(brokers)
+        replicas = record_of(brokers).replicas
+        for name in replicas:
+            brokers.kill(name)
+        others = [*brokers.running]
+        await until(lambda: not any(map(brokers.any().cluster.members.is_live, replicas)))
+        for name in others:
+            brokers.disks[name].faults = DiskFaults(sync_s=(5.0, 5.0))
+        recovering = asyncio.create_task(client.admin.recover("orders", accept_loss=True, timeout=60))
+        await until(lambda: record_of(brokers).accept_loss)
+        assert {*record_of(brokers).replicas} == {*others}
+        await brokers.start(*replicas[1:])
+        await until(lambda: record_of(brokers).replicas == replicas)
+        assert not record_of(brokers).accept_loss
+        with pytest.raises(MoveRefused, match="could not take it any more"):
+            await recovering
+        for name in others:
+            brokers.disks[name].faults = DiskFaults()
+        await complete(brokers, followers=1)
+        await send(producer, 20, 40)
+        await check(client, 40)
+
+
+@SHARED
+async def test_a_loss_can_be_accepted_again_when_a_replica_is_back_without_its_disk(
+    simulation: Simulation, shared: bool
+) -> None:
+    async with replicated(simulation, FIVE, shared=shared) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        await all_hold_all(brokers)
+        replicas = record_of(brokers).replicas
+        await lose(brokers, *replicas)
+        others = [*brokers.running]
+        for name in others:
+            brokers.disks[name].faults = DiskFaults(sync_s=(5.0, 5.0))
+        recovering = asyncio.create_task(client.admin.recover("orders", accept_loss=True, timeout=60))
+        await until(lambda: record_of(brokers).accept_loss)
+        await brokers.start(replicas[0])
+        await until(lambda: record_of(brokers).replicas == replicas)
+        recovering.cancel()
+        for name in others:
+            brokers.disks[name].faults = DiskFaults()
+        done = await client.admin.recover("orders", accept_loss=True)
+        assert [each["to"] for each in done["segments"]] == [replicas[0]]
+        await complete(brokers)
+        await producer.send(b"0")
 
 
 async def test_clients_of_a_frozen_owner_go_on_as_soon_as_its_lease_is_over(simulation: Simulation) -> None:

@@ -11,6 +11,8 @@ FAILED_ONCE = {
     11: "a stream slept over a group that was being written when it began to wait",
     82: "the rest of a copy whose removal was interrupted became a witness",
     110: "a new copy was sent control batches that it could not take",
+    204: "replicas that were all given up, and are back, kept the segment from being served",
+    20_028: "an owner that was replaced while it changed its replicas failed instead of leaving that to the next one",
 }
 """Seeds, and the defect that each has found. They have taken another course since."""
 MET = ("replica_changes", "votes", "lost_disks", "late_answers", "pauses", "confirms_on_disks")

@@ -400,3 +400,55 @@ async def test_counts_of_deliveries_survive_the_owner(simulation: Simulation) ->
             found = await take_all(consumer)
         assert {(each.redelivery_count, each.failure) for each in found} == {(3, "try again")}
         assert queue_at(brokers).counts().ready == 3
+
+
+@SHARED
+async def test_an_elected_replica_with_a_damaged_journal_asks_the_others(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client):
+        acked = await ack_some(client)
+        owner = brokers.owner(0)
+        damaged, whole = [each for each in NAMES if each != owner]
+        for name in NAMES:
+            brokers.kill(name)
+        (path,) = [each for each in brokers.disks[damaged].paths() if each.endswith(".queue")]
+        brokers.disks[damaged].corrupt(path, 25, b"\xff\xff")
+        await brokers.start(damaged, whole)
+        await until(lambda: record_of(brokers).failures, 600)
+        assert "2 of its replicas" in str(record_of(brokers).failures), "one journal of three is not enough"
+        await brokers.start(owner)
+        await until(lambda: brokers.owner(0), 600)
+        assert set(await remaining(client)) == set(range(30)) - acked
+
+
+@SHARED
+async def test_an_owner_with_a_damaged_journal_asks_its_followers(simulation: Simulation, shared: bool) -> None:
+    async with replicated(simulation, shared=shared) as (brokers, client):
+        acked = await ack_some(client)
+        owner = brokers.owner(0)
+        brokers.kill(owner)
+        (path,) = [each for each in brokers.disks[owner].paths() if each.endswith(".queue")]
+        brokers.disks[owner].corrupt(path, 25, b"\xff\xff")
+        await brokers.start(owner)
+        await until(lambda: brokers.owner(0), 600)
+        assert set(await remaining(client)) == set(range(30)) - acked
+
+
+async def test_the_journals_of_a_deleted_queue_are_removed_from_all_replicas(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client):
+        await client.admin.create_subscription("orders", "other", kind="queue")
+        acked = await ack_some(client)
+
+        def journals(subscription: str) -> list[str]:
+            return [
+                name for name in NAMES for path in brokers.disks[name].paths() if f"/queues/{subscription}/" in path
+            ]
+
+        await until(lambda: len(journals("other")) == len(journals("work")) == 3)
+        away = next(each for each in NAMES if each != brokers.owner(0))
+        brokers.kill(away)
+        await client.admin.delete_subscription("orders", "other")
+        await until(lambda: journals("other") == [away])
+        await brokers.start(away)
+        await until(lambda: not journals("other"))
+        assert len(journals("work")) == 3
+        assert set(await remaining(client)) == set(range(30)) - acked

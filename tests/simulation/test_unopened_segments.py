@@ -15,7 +15,7 @@ from braid.model.cluster import Registration
 from braid.model.errors import InvalidArgument, MoveRefused, NotServing
 from braid.model.ownership import Ownership, OwnershipState
 from braid.storage.history.catalog import Frontier
-from braid.testing.sim.disk import SimulatedDisk
+from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
@@ -216,3 +216,17 @@ async def test_a_loss_is_not_carried_out_if_the_lost_owner_is_back_when_it_would
         assert not brokers.running["b"].segments.all()
         recovering.cancel()
         await asyncio.wait([recovering])
+
+
+async def test_a_segment_that_did_not_close_in_order_is_opened_again_in_its_folder(simulation: Simulation) -> None:
+    """Its topic confirms otherwise from now on, so its log is closed, and the disk fails just then."""
+    async with running_brokers(simulation, ("a",)) as brokers, brokers.client("a", timeout=120) as client:
+        await topic_at(brokers, client, "a")
+        epoch = record_of(brokers).epoch
+        brokers.disks["a"].faults = DiskFaults(sync_failure=1.0)
+        await client.admin.update_topic("orders", durability="memory")
+        await until(lambda: not brokers.running["a"].segments.all())
+        brokers.disks["a"].faults = NO_FAULTS
+        await until(lambda: brokers.running["a"].segments.all(), 60)
+        assert record_of(brokers).epoch > epoch
+        assert await read_all(client, 10) == [b"%d" % number for number in range(10)]

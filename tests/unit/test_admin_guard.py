@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from braid.admin.guard import comes_from_elsewhere, is_loopback, names_this_machine, token_of
+from braid.admin.guard import token_of
 from braid.admin.status import body_of, headers_of, status_of
 from braid.model import errors
 from braid.model.errors import BraidError, Unauthenticated
+from braid.wire.web_origin import comes_from_elsewhere, is_loopback, names_this_machine
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from braid.cli.extras import SERVER_IMPORTS
+from braid.cli.extras import CONSOLE_IMPORTS, SERVER_IMPORTS
 from tests.unit.test_import_layers import MAY_IMPORT, NEEDS_SPARK, SOURCE, imports_of, layer_of, modules
 
 ROOT = Path(__file__).parents[2]
@@ -20,19 +20,21 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 CLIENT_LAYERS = {"", "model", "ports", "wire", "scaling", "client", "cli"}
 """The layers that work where only the client is installed."""
 LAYERS_OF = {
-    "server": set(MAY_IMPORT) - CLIENT_LAYERS - {"scan", "spark"},
+    "server": set(MAY_IMPORT) - CLIENT_LAYERS - {"scan", "spark", "console"},
     "history": {"scan"},
     "spark": {"scan", "spark"},
+    "console": {"console"},
 }
 """The layers that an extra is for. The layer `testing` is the server's: it runs brokers."""
-ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}}
-"""Packages of the server that client layers import inside a function, and do without."""
+ONLY_WHEN_USED = {"ports": {"caio"}, "cli": {"jwt", "cryptography"}, "": {"opentelemetry"}}
+"""Packages of extras that client layers import inside a function, or in `try`, and do without."""
 DISTRIBUTIONS = {
     "cryptography": "pyjwt",  # pyjwt[crypto]
     "fastapi_offline": "fastapi-offline",
     "google": "protobuf",
     "grpc": "grpcio",
     "jwt": "pyjwt",
+    "opentelemetry": "opentelemetry-api",
     "prometheus_client": "prometheus-client",
     "py4j": "pyspark",
     "pydantic": "fastapi",
@@ -79,6 +81,12 @@ def test_the_extras_declare_what_their_layers_import() -> None:
     assert (used_by(LAYERS_OF["spark"]) - BASE) | reads_storage | undeclared == EXTRAS["spark"]
 
 
+@in_one_process
+def test_the_console_declares_what_its_layer_imports() -> None:
+    assert used_by(LAYERS_OF["console"]) - BASE == EXTRAS["console"]
+    assert {DISTRIBUTIONS.get(name, name) for name in CONSOLE_IMPORTS} == EXTRAS["console"]
+
+
 def test_the_etcd_extra_brings_a_broker() -> None:
     assert f"{PROJECT['name']}[server]" in PROJECT["optional-dependencies"]["etcd"]
 
@@ -98,10 +106,11 @@ def test_a_client_layer_imports_server_packages_only_inside_functions(layer: str
                 assert not {name.split(".")[0] for name in names} & ONLY_WHEN_USED[layer], path
 
 
+OF_EXTRAS = {*SERVER_IMPORTS, *CONSOLE_IMPORTS, "caio", "pydantic", "starlette", *NEEDS_SPARK}
 WITHOUT = f"""
 import sys
 # From now on importing one of these is an error, as it is where they are not installed.
-sys.modules.update(dict.fromkeys({sorted({*SERVER_IMPORTS, "caio", "pydantic", "starlette", *NEEDS_SPARK})}))
+sys.modules.update(dict.fromkeys({sorted(OF_EXTRAS)}))
 """
 
 
@@ -124,6 +133,9 @@ def test_the_client_and_every_command_can_be_imported_without_the_extras() -> No
         ("serve", "braid serve"),
         ("up", "braid up"),
         ("token create --role ops --secret-file secret", "braid token create"),
+        ("backup file --data .", "braid backup"),
+        ("restore file --data .", "braid restore"),
+        ("doctor --no-cluster --metadata sqlite:x", "braid doctor --metadata and --storage"),
         ("bench publish", "braid bench without --url starts a broker, which"),
     ],
 )
@@ -138,7 +150,18 @@ def test_without_the_server_one_sentence_says_what_to_install(arguments: str, su
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-@pytest.mark.parametrize("command", ["serve", "up", "token", "topic", "produce", "consume", "pipeline", "bench"])
+def test_without_the_console_one_sentence_says_what_to_install() -> None:
+    done = python("from braid.cli.main import main; main(sys.argv[1:])", "console")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"braid: braid console needs packages that are not installed ({', '.join(CONSOLE_IMPORTS)}): "
+        "run `pip install 'braidmq[console]'`\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "up", "console", "token", "topic", "produce", "consume", "pipeline", "bench"]
+)
 def test_help_needs_no_extra(command: str) -> None:
     done = python("from braid.cli.main import main; main(sys.argv[1:])", command, "--help")
     assert (done.returncode, done.stderr) == (0, "")

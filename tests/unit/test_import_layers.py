@@ -27,7 +27,21 @@ MAY_IMPORT = {
     "admin": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker"},
     "scan": {"model", "ports", "wire", "client", "storage"},
     "spark": {"model", "ports", "wire", "client", "storage", "scan"},
-    "cli": {"model", "ports", "metadata", "storage", "wire", "cluster", "broker", "admin", "client", "scan", "spark"},
+    "console": {"model", "wire", "client"},
+    "cli": {
+        "model",
+        "ports",
+        "metadata",
+        "storage",
+        "wire",
+        "cluster",
+        "broker",
+        "admin",
+        "client",
+        "scan",
+        "spark",
+        "console",
+    },
     "testing": {"model", "ports", "metadata", "storage", "wire", "broker", "client"},
 }
 
@@ -54,11 +68,14 @@ ROOMS = {
         "sink": {"source"},
         "jobs": {"source", "stream", "sink"},
     },
+    "console": {"drawing": set[str](), "watch": {"drawing"}, "pages": {"drawing", "watch"}},
     "cli": {
         "terminal": set[str](),
         "commands": {"terminal"},
         "bench": {"terminal"},
         "pipeline": {"terminal"},
+        "doctor": {"terminal"},
+        "backup": {"terminal"},
     },
     "testing": {"sim": set[str](), "checkers": {"sim"}, "scenarios": {"sim", "checkers"}},
 }

@@ -26,6 +26,10 @@ ALL_GONE: dict[str, Any] = {"live": ("b",), "policies": CONTINUE, "gone_since": 
 GIVEN_UP: dict[str, Any] = {"clean": True, "accept_loss": True, "given_up": ("a",)}
 
 
+HELD = record("SEALED", "a", holders=("a", "c")).assigned("b", accept_loss=True, given_up=("a", "c"))
+"""The brokers a and c, which hold all of its history, were given up."""
+
+
 def outcome(state: Ownership | None, **cluster: Any) -> tuple[str, str, int, bool] | tuple[str, str] | None:
     """Of one segment: the reason, who is to own it, in which epoch, whether a loss is accepted; or where it moves."""
     decisions = decide(snapshot_of([state], **cluster), NOW)
@@ -111,6 +115,11 @@ def outcome(state: Ownership | None, **cluster: Any) -> tuple[str, str, int, boo
         (record("ASSIGNED", "b", **GIVEN_UP, failures=unable("a")), {"live": ("a", "b")}, None),
         (record("ASSIGNED", "a", **GIVEN_UP), {}, None),
         (record("ASSIGNED", "a", **GIVEN_UP, failures=unable("a")), {}, ("reassigned", "b", 4, True)),
+        (HELD, {"live": ("b", "c")}, ("returned", "c", 5, False)),
+        (HELD, {"live": ("a", "b", "c")}, ("returned", "a", 5, False)),
+        (HELD, {"live": ("b",)}, None),
+        (HELD.restored("c"), {"live": ("a", "b", "c")}, None),
+        (HELD.restored("c").unopened("blank", lasting=True), {}, ("reassigned", "a", 6, False)),
         # The owner is there.
         (record("SERVING", "a"), {"policies": CONTINUE}, None),
         (record("SERVING", "a", to="gone"), {}, None),

@@ -230,6 +230,55 @@ def test_replicas_that_were_given_up_and_are_back_vote_too() -> None:
         assert (found.reason.value, found.record, found.gone) == ("returned", state.recovering(), ())
 
 
+@pytest.mark.parametrize("state", ["SERVING", "DRAINING", "RECOVERING"])
+def test_replicas_that_were_all_given_up_vote_when_one_of_them_is_back(state: str) -> None:
+    lost = replicated(state)
+    given_up = decided(lost, **ALL_GONE)
+    assert given_up is not None
+    assert given_up.record.replicas == ("d", "e"), "the others keep what they have"
+    reassigned = decided(given_up.record, live=("e", "f"), gone_since=gone(a=60, b=30, c=31, d=1))
+    assert reassigned is not None
+    assert (reassigned.record.owner, reassigned.record.replicas) == ("e", ("e", "f", "d"))
+    assert decided(given_up.record, live=("d", "e", "f"), gone_since=gone(a=60, b=30, c=31)) is None
+    for record_ in (given_up.record, reassigned.record, given_up.record.unopened("no room", lasting=False)):
+        found = decided(record_, live=("c", "d", "e", "f"), gone_since=gone(a=60, b=30))
+        assert found is not None
+        assert (found.reason.value, found.gone) == ("returned", ())
+        new = found.record
+        assert (new.state, new.owner, new.replicas, new.write_quorum) == (OwnershipState.RECOVERING, "a", ABC, 2)
+        assert (new.epoch, new.accept_loss, new.given_up) == (record_.epoch + 1, False, ())
+        assert new.before is None
+
+
+def test_a_loss_is_final_when_a_replica_that_was_given_up_must_get_a_new_copy() -> None:
+    """A vote would take its new copy for the old one. So the new owner waits for nobody."""
+    lost = replicated("ASSIGNED", failures=unable("a"))
+    cluster: dict[str, Any] = {
+        "live": ("a", "d"),
+        "gone_since": gone(b=60, c=60),
+        "unable_since": gone(a=60),
+        "policies": CONTINUE,
+    }
+    found = decided(lost, **cluster)
+    assert found is not None
+    assert (found.record.owner, set(found.record.replicas)) >= ("d", {"a", "d"})
+    assert (found.record.accept_loss, found.record.given_up, found.record.before) == (True, (), None)
+    assert found.gone == ("b", "c"), "the write compares it"
+    assert decided(found.record, **{**cluster, "live": ("a", "b", "c", "d")}) is None
+
+
+def test_a_broker_gets_its_segment_back_though_others_were_to_keep_copies() -> None:
+    """The topic had got replicas, and its only copy was given up before they held anything."""
+    lost = record("SERVING", "a", change=ReplicaChange(replicas=ABC, write_quorum=2))
+    found = decided(lost, live=("b", "c"), gone_since=gone(a=60), policies=CONTINUE)
+    assert found is not None
+    assert (found.record.owner, found.record.replicas, found.record.given_up) == ("b", ("b", "c"), ("a",))
+    back = decided(found.record, live=ABC, policies=CONTINUE)
+    assert back is not None
+    assert (back.reason.value, back.record.owner, back.record.replicas) == ("returned", "a", ())
+    assert decided(back.record, live=ABC, policies=CONTINUE) is None
+
+
 @pytest.mark.parametrize(
     ("live", "failures", "lost"),
     [("abc", "", False), ("bc", "", False), ("b", "", True), ("abc", "a", False), ("ab", "ab", True), ("", "", True)],
@@ -248,6 +297,61 @@ def test_a_segment_waits_for_the_brokers_that_must_confirm_its_records() -> None
     assert decided(all_of_three, policies=policies(3, 3), **cluster) is None
     (found,) = waiting(snapshot_of([all_of_three], policies=policies(3, 3), **cluster))
     assert (found.brokers, found.reason) == (("a",), "3 of its replicas a, b, c must hold a record, and a is down")
+
+
+LONG_GONE: dict[str, Any] = {"live": ("b", "c", "d"), "gone_since": gone(a=600), "policies": policies(3, 3)}
+"""The owner, for so long that another broker takes its place."""
+
+
+@pytest.mark.parametrize("state", ["SERVING", "DRAINING", "ASSIGNED"])
+def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_that_stays_away(state: str) -> None:
+    """Each of the others holds everything, so one vote is enough. Another broker takes the empty place."""
+    lost = replicated(state, quorum=3)
+    for change in ({"gone_since": gone(a=599)}, {"live": ("b", "c")}, {"policies": policies(3, 2)}):
+        assert decided(lost, **{**LONG_GONE, **change}) is None
+    voting = decided(lost, **LONG_GONE)
+    assert voting is not None
+    assert (voting.record, voting.reason.value, voting.gone) == (lost.recovering(), "recovering", ("a",))
+    assert decided(voting.record, **LONG_GONE) is None, "its replicas vote"
+    elected = voting.record.voted("c", LogPosition(epoch=Epoch(3), end=Offset(7)))
+    assert decided(elected, **{**LONG_GONE, "gone_since": gone(a=599)}) is None, "the leader is another one"
+    found = decided(elected, **LONG_GONE)
+    assert found is not None
+    assert (found.record.owner, found.record.replicas, found.record.write_quorum) == ("c", ("c", "b", "d"), 3)
+    assert (found.record.accept_loss, found.record.elected) == (False, elected.elected)
+    assert (found.reason.value, found.gone) == ("reassigned", ("a",))
+    assert decided(found.record, **LONG_GONE) is None
+    assert decided(elected, **{**LONG_GONE, "live": FOUR}) is None, "it is back: all of them are there"
+
+
+def test_the_others_vote_again_when_the_one_that_was_elected_stays_away_too() -> None:
+    elected = replicated("RECOVERING", quorum=3).voted("c", LogPosition(epoch=Epoch(3), end=Offset(7)))
+    cluster = {**LONG_GONE, "live": ("b", "d", "e"), "gone_since": gone(a=900, c=600)}
+    found = decided(elected, **cluster)
+    assert found is not None
+    assert (found.record, found.gone) == (elected.recovering(), ("a", "c"))
+
+
+def test_an_owner_that_is_back_goes_on_without_a_follower_that_stays_away() -> None:
+    """Each record needs both of them, so the owner cannot open the segment, and says so."""
+    both = policies(2, 2)
+    alone = replicated("ASSIGNED", replicas=("a", "b"), failures=unable("a", lasting=False))
+    cluster: dict[str, Any] = {"live": ("a", "c"), "gone_since": gone(b=600), "policies": both}
+    assert decided(replicated("ASSIGNED", replicas=("a", "b")), **cluster) is None, "it has not failed yet"
+    voting = decided(alone, **cluster)
+    assert voting is not None
+    assert voting.record == alone.recovering()
+    found = decided(voting.record.voted("a", LogPosition()), **cluster)
+    assert found is not None
+    assert (found.record.replicas, found.record.write_quorum) == (("a", "c"), 2)
+
+
+def test_a_set_of_which_not_all_confirm_a_record_waits_for_those_that_stay_away() -> None:
+    """Three of four confirm, and two are there: a vote would find everything. But the set that goes on has two blank
+    disks, and if its owner is lost before it serves, the second one alone proves nothing."""
+    lost = replicated("SERVING", replicas=FOUR, quorum=3)
+    cluster = {**LONG_GONE, "live": ("c", "d", "e", "f"), "gone_since": gone(a=900, b=900), "policies": policies(4, 3)}
+    assert decided(lost, **cluster) is None
 
 
 def test_others_take_the_places_of_replicas_that_were_given_up() -> None:

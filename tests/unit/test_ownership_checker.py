@@ -21,6 +21,7 @@ SEALED = SERVING.moving(Move(to="b")).draining().sealed()
 RECOVERING = SERVING.recovering()
 LOSING = RECOVERING.losing(("a",))
 ELECTED = RECOVERING.voted("b", LogPosition(epoch=Epoch(1), end=Offset(5)))
+ELSEWHERE = SERVING.assigned("d", replicas=("d", "e"), write_quorum=2, accept_loss=True, given_up=("a", "b", "c"))
 
 
 def altered(record: Ownership, **changes: object) -> Ownership:
@@ -47,6 +48,10 @@ def altered(record: Ownership, **changes: object) -> Ownership:
         (SERVING, SERVING.recovering(accept_loss=True, given_up=("a",))),
         (RECOVERING, ELECTED),
         (ELECTED, ELECTED.recovering()),
+        (SERVING, ELSEWHERE),
+        (ELSEWHERE, ELSEWHERE.assigned("e")),
+        (ELSEWHERE, ELSEWHERE.restored("c")),
+        (ELSEWHERE, ELSEWHERE.serving()),
     ],
 )
 def test_what_leader_and_owner_may_write_is_allowed(old: Ownership, new: Ownership) -> None:
@@ -72,6 +77,9 @@ def test_what_leader_and_owner_may_write_is_allowed(old: Ownership, new: Ownersh
         (RECOVERING, altered(ELECTED, epoch=Epoch(3)), "I3"),
         (RECOVERING, altered(ELECTED, owner="d"), "I3"),
         (PLACED, altered(PLACED.serving().recovering(), clean=False), "I3"),
+        (ELSEWHERE, altered(ELSEWHERE.restored("c"), replicas=("c", "d")), "I2"),
+        (ELSEWHERE, altered(ELSEWHERE.restored("c"), epoch=SERVING.epoch), "I2"),
+        (SERVING, altered(ELSEWHERE, replicas=("d", "c")), "I2"),
     ],
 )
 def test_what_could_lose_a_record_is_not(old: Ownership, new: Ownership, promise: str) -> None:

@@ -341,7 +341,7 @@ def test_a_report_is_its_parts_or_exact_json(capsys: pytest.CaptureFixture[str])
 def test_a_command_ends_with_its_report_its_errors_and_its_exit_code(failed: bool, code: int) -> None:
     @click.command()
     def job() -> None:
-        SparkRun(as_json=True).finish({"n": 12}, [], failed=failed, errors=["split refused"])
+        SparkRun(as_json=True).finish({"n": 12}, [], target=Target(), failed=failed, errors=["split refused"])
 
     done = CliRunner().invoke(job)
     assert (done.exit_code, done.stdout) == (code, '{\n  "n": 12\n}\n')

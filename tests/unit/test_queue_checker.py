@@ -70,6 +70,20 @@ def test_another_placement_begins_anew_and_none_comes_back() -> None:
         watched(checker, QueueSnapshot(1, 1))
 
 
+def test_skip_takes_nothing_back_and_invents_nothing() -> None:
+    checker = QueueChecker()
+    watch = watched(checker)
+    checker.acking(Place(0, 1, 2), FIRST_LEASE)
+    settle(watch, 2, 2)
+    watch.on_confirmed(2)
+    watch.reset(QueueSnapshot(2, 1, ((2, 3),)), sought=True)
+    with pytest.raises(PromiseBroken, match="I9"):
+        hand(watch, 2)
+    checker.check_whole(0, [0, 2], {})
+    with pytest.raises(PromiseBroken, match="lost"):
+        watch.reset(QueueSnapshot(3, 1, ((4, 5),)), sought=True)
+
+
 def test_lease_lasts_until_its_time_is_over() -> None:
     watch = watched(QueueChecker())
     hand(watch, 0, until=100)
@@ -85,7 +99,7 @@ def test_lease_lasts_until_its_time_is_over() -> None:
 def test_consumer_may_return_a_message_or_keep_it_longer() -> None:
     watch = watched(QueueChecker())
     hand(watch, 0, until=100)
-    watch.answering([(0, FIRST_LEASE)], [])
+    watch.answering([(0, FIRST_LEASE, True)], [])
     give_back(watch, 0, 2, now=1)
     watch.answered()
     hand(watch, 0, FIRST_LEASE + 1, deliveries=1, until=100)
@@ -164,3 +178,37 @@ def test_every_message_is_acked_or_buried_or_skipped() -> None:
     checker.check_whole(0, [0, 1], {})
     with pytest.raises(PromiseBroken, match="I10"):
         checker.check_dead({(0, 1): 3})
+
+
+def test_message_stays_with_the_next_channel_of_its_consumer() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0, until=100)
+    watch.kept([(0, 1, FIRST_LEASE)], [], consumer=8, until_us=200)
+    watch.leaving(8)
+    give_back(watch, 0, 2, now=1)
+    watch.answered()
+    watch.kept([(1, 3, FIRST_LEASE)], [2], consumer=8, until_us=200)
+    with pytest.raises(PromiseBroken, match="early"):
+        give_back(watch, 1, 3, now=199)
+    hand(watch, 2, FIRST_LEASE + 1)
+
+
+def test_ack_that_is_refused_because_of_a_seek_may_have_counted() -> None:
+    checker = QueueChecker()
+    watched(checker)
+    checker.acking(Place(0, 1, 0), FIRST_LEASE)
+    QueueWatch(checker, 0, "b1", QueueSnapshot(2, 1), sought=False)
+    checker.refused(Place(0, 1, 0), FIRST_LEASE, ack=True)
+    checker.check_whole(0, [0], {})
+
+
+def test_message_that_no_program_has_seen_is_returned_without_an_event() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0, until=100)
+    watch.answering([(0, FIRST_LEASE, False)], [])
+    watch.refused()
+    watch.answered()
+    with pytest.raises(PromiseBroken, match="has not ended"):
+        hand(watch, 0, FIRST_LEASE + 1)
+    watch.answering([(0, FIRST_LEASE, False)], [])
+    hand(watch, 0, FIRST_LEASE + 1)

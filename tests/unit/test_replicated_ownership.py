@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
 from braid.model.errors import BrokenInvariant
@@ -23,6 +25,10 @@ POSITION = LogPosition(epoch=Epoch(1), end=Offset(17))
 VOTED = RECOVERING.voted("b2", POSITION)
 CHANGE = ReplicaChange(replicas=("b1", "b2", "b4"), write_quorum=3)
 CHANGING = REPLICATED.changing(CHANGE)
+
+
+def altered(record: Ownership, **changes: Any) -> Ownership:
+    return msgspec.structs.replace(record, **changes)
 
 
 @pytest.mark.parametrize("state", OwnershipState)
@@ -208,6 +214,55 @@ def test_a_loss_is_accepted_for_a_vote_in_its_own_epoch() -> None:
     for record in (PLACED, REPLICATED, REPLICATED.draining(), VOTED):
         with pytest.raises(BrokenInvariant, match="I2"):
             record.losing(("b1",))
+
+
+def test_replicas_that_were_all_given_up_count_again_until_others_serve() -> None:
+    for lost in (REPLICATED, CHANGING, REPLICATED.draining(), RECOVERING, VOTED):
+        assigned = lost.assigned("b4", replicas=("b4", "b5"), write_quorum=2, accept_loss=True, given_up=REPLICAS)
+        assert (assigned.before, assigned.given_up, assigned.clean) == (lost, REPLICAS, True)
+        again = assigned.unopened("no room", lasting=False).taken_again().assigned("b5")
+        assert (again.before, again.given_up) == (lost, REPLICAS)
+        restored = again.restored("b3")
+        assert restored == altered(lost.recovering(), epoch=again.epoch + 1)
+        assert restored.elected == lost.elected
+        assert again.serving().before is None
+        assert Ownership.from_json(assigned.to_json()) == assigned
+        for other in (lost, again.serving(), restored):
+            with pytest.raises(BrokenInvariant, match="I2"):
+                other.restored("b3")
+
+
+def test_a_loss_is_final_when_one_of_the_replicas_gets_another_copy() -> None:
+    lost: dict[str, Any] = {"accept_loss": True, "given_up": ("b2", "b3"), "write_quorum": 1}
+    for owner, replicas in [("b1", ("b1", "b4")), ("b4", ("b4", "b1")), ("b1", ())]:
+        assigned = REPLICATED.assigned(owner, replicas=replicas, **lost)
+        assert (assigned.before, assigned.given_up, assigned.accept_loss) == (None, (), True)
+    elsewhere = REPLICATED.assigned("b4", replicas=("b4",), **lost)
+    assert (elsewhere.before, elsewhere.given_up) == (REPLICATED, ("b2", "b3"))
+    final = elsewhere.assigned("b4", replicas=("b4", "b3"), write_quorum=1)
+    assert (final.before, final.given_up, final.accept_loss) == (None, (), True)
+
+
+def test_the_broker_of_a_segment_without_replicas_is_all_that_is_given_up() -> None:
+    lost = SERVING.assigned("b2", replicas=("b2", "b3"), write_quorum=2, accept_loss=True, given_up=("b1",))
+    assert (lost.before, lost.given_up) == (None, ("b1",))
+    assert lost.assigned("b1", replicas=()).accept_loss, "its disk may be another one"
+
+
+def test_replicas_are_replaced_without_a_loss_only_where_each_of_them_holds_everything() -> None:
+    all_confirm = Ownership.first("b1", REPLICAS, 3).serving().recovering().voted("b2", POSITION)
+    joined = all_confirm.rejoined(("b2", "b3", "b4"), 3)
+    assert (joined.replicas, joined.epoch, joined.elected) == (("b2", "b3", "b4"), all_confirm.epoch + 1, POSITION)
+    assert not joined.accept_loss
+    for record, replicas, quorum in [
+        (VOTED, ("b2", "b3", "b4"), 2),
+        (VOTED, ("b2", "b3", "b4"), 3),
+        (all_confirm, ("b2", "b3", "b4"), 2),
+        (all_confirm, ("b2", "b4"), 2),
+        (altered(all_confirm, elected=None), ("b2", "b3", "b4"), 3),
+    ]:
+        with pytest.raises(BrokenInvariant, match="I2"):
+            record.rejoined(replicas, quorum)
 
 
 def test_what_no_other_disk_holds_is_kept_by_enough_of_the_replicas() -> None:

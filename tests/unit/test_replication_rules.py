@@ -51,6 +51,16 @@ def test_of_equal_copies_the_first_replica_is_elected() -> None:
     assert winner(promise(C, 3, 10), promise(B, 3, 10)) == B
 
 
+def test_of_equal_copies_the_broker_that_owns_the_fewest_segments_is_elected() -> None:
+    votes = [promise(A, 3, 10), promise(B, 3, 10), promise(C, 3, 10)]
+    owned = {A: 5, B: 4}
+    found = [elected(some, (A, B, C), 2, Epoch(9), avoid, owned) for some in (votes, votes[:2]) for avoid in ((), (C,))]
+    assert [each.broker for each in found if each is not None] == [C, B, B, B]
+    ahead = elected([promise(A, 3, 11), promise(C, 3, 10)], (A, B, C), 2, Epoch(9), owned=owned)
+    assert ahead is not None
+    assert ahead.broker == A, "it alone may hold everything"
+
+
 def test_too_few_promises_elect_nobody() -> None:
     assert winner(promise(A, 3, 10)) is None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from braid.client.consuming.checkpoint import END, Position
+from braid.model.errors import NotServing
 from braid.model.ids import Epoch
 from braid.scan.planning import Range
 from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
@@ -23,6 +24,7 @@ from braid.spark.stream.batch_limits import (
     stream_position,
 )
 from braid.spark.stream.offsets import StreamOffset
+from braid.spark.stream.topic_watch import BEHIND_S, FRESH_S, TopicWatch
 
 TOPIC = "public/default/orders"
 ALL = BatchLimits()
@@ -330,3 +332,55 @@ def test_there_are_no_more_partitions_than_records() -> None:
     snapshot = topic(segment(0, 3))
     assert partitions([Range(0, 0, 3)], snapshot.segments, 16) == 3
     assert partitions([], snapshot.segments, 16) == 1
+
+
+# ── snapshots of a broker that lags behind ───────────────────────────────────────────────────────────────────────────
+
+NEWER = offset({0: END, 1: END, 2: 6, 3: END})
+"""Segment 3, the child of 1, has ended, too."""
+
+
+class Brokers:
+    """What the brokers that are asked show, one after the other. The last one is asked again and again."""
+
+    has_brokers = False
+
+    def __init__(self, *shown: TopicSnapshot) -> None:
+        self.shown = [*shown]
+
+    def snapshot(self) -> TopicSnapshot:
+        return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
+
+
+class Watched:
+    """A watch in virtual time."""
+
+    def __init__(self, *shown: TopicSnapshot) -> None:
+        self.now = 0.0
+        self.watch = TopicWatch(cast("Any", Brokers(*shown)), clock=lambda: self.now, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_snapshot_that_is_older_than_the_query_tells_no_positions_and_no_loss() -> None:
+    with pytest.raises(NotServing, match="segment 3 of public/default/orders was seen before"):
+        stream_position(NEWER, SPLIT)
+    assert stream_position(NEWER, topic(segment(0, 1), topic_id=8)).losses, "it is another topic"
+
+
+def test_a_query_waits_for_the_layout_that_it_has_seen() -> None:
+    current = topic(*SPLIT.segments.values(), segment(3, 0, sealed=True, parents=(1,)), segment(4, 1, parents=(3,)))
+    watched = Watched(SPLIT, SPLIT, SPLIT, current)
+    assert watched.watch.snapshot() is SPLIT
+    watched.watch.reached(NEWER)
+    assert watched.watch.snapshot() is current
+    assert watched.now == pytest.approx(2 * FRESH_S)
+
+
+def test_a_layout_that_never_comes_is_an_error_and_no_loss() -> None:
+    watched = Watched(SPLIT)
+    watched.watch.reached(NEWER)
+    with pytest.raises(NotServing, match="try again later"):
+        watched.watch.snapshot()
+    assert watched.now == pytest.approx(BEHIND_S, abs=FRESH_S)

@@ -16,9 +16,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from braid.admin.app import build_app
-from braid.admin.guard import HEAD_TOO_LONG, MAX_HEAD_BYTES, head_too_long, is_loopback
+from braid.admin.guard import HEAD_TOO_LONG, MAX_HEAD_BYTES, head_too_long
 from braid.admin.status import ErrorBody
 from braid.ports.tasks import cancel
+from braid.wire.web_origin import is_loopback
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker

@@ -16,19 +16,18 @@ Programs other than browsers send neither header and notice nothing.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections import Counter
 from collections.abc import Mapping
 from email.utils import formatdate
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from braid.admin.status import ErrorBody, body_of, headers_of
 from braid.broker.auth import Access
 from braid.model.errors import Unauthenticated
+from braid.wire.web_origin import SAFE_METHODS, comes_from_elsewhere, names_this_machine
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_HEAD_BYTES: Final = 32 << 10
@@ -41,47 +40,11 @@ NEVER_REFUSED: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 PUBLIC: Final = frozenset(
     {"/", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json", "/healthz", "/readyz"}
 )
-SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS: Final = SAFE_METHODS | {"PUT", "POST", "DELETE", "PATCH", "TRACE", "CONNECT"}
 
 UNKNOWN: Final = ErrorBody("error", "the broker could not do this and does not know why; see its log", False)
 
 _log: Final = logging.getLogger(__name__)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def names_this_machine(host_header: str) -> bool:
-    """Whether a Host header is an address or `localhost`: no name that somebody else could point here."""
-    try:
-        host = urlsplit(f"//{host_header}").hostname or ""
-        if host == "localhost" or host.endswith(".localhost"):
-            return True
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def comes_from_elsewhere(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends this for a page of another origin."""
-    if method in SAFE_METHODS:
-        return False
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in ("same-origin", "none")
-    origin = headers.get("origin")
-    if origin is None:
-        return False
-    try:
-        return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-    except ValueError:
-        return True
 
 
 def token_of(headers: Mapping[str, str]) -> str:

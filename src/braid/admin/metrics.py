@@ -17,19 +17,19 @@ from __future__ import annotations
 import asyncio
 import math
 import platform
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import braid
-from braid.broker.admin.segment_stats import hot_key
-from braid.broker.groups.subscriptions import Progress
+from braid.admin.topic_metrics import TopicRow, age_s, read_segment, read_topic, topic_families
 from braid.cluster.ownership.leader_step import Reason
+from braid.model.transition import TransitionStep
 
 if TYPE_CHECKING:
     from braid.broker.broker import Broker
@@ -39,98 +39,10 @@ if TYPE_CHECKING:
 MAX_SERIES: Final = 50_000
 """Of those that grow with topics: 4 MB of text, a second of a thread."""
 TOPICS_AT_ONCE: Final = 50
-"""So many are read without a break: about 0.5 ms."""
+SEGMENTS_AT_ONCE: Final = 50
+"""So many are read without a break: less than 1 ms."""
 
-_COUNTS: Final = {
-    "published_batches": ("publish_batches", "Batches published"),
-    "published_records": ("publish_records", "Records published"),
-    "published_bytes": ("publish_bytes", "Bytes published"),
-    "duplicate_batches": ("publish_duplicate_batches", "Batches that were retries of stored ones"),
-    "forgotten_producers": (
-        "publish_forgotten_producers",
-        "Repeatable producers that segments have forgotten: what these repeat from its beginning is stored again",
-    ),
-    "delivered_batches": ("deliver_batches", "Batches sent to consumers"),
-    "delivered_records": ("deliver_records", "Records sent to consumers"),
-    "delivered_bytes": ("deliver_bytes", "Bytes sent to consumers"),
-}
-"""Fields of TopicMetrics: the metric's name and meaning."""
-_QUEUE_GAUGES: Final = {
-    "ready": ("ready_records", "Messages of a queue that the next consumer gets."),
-    "leased": ("leased_records", "Messages of a queue that consumers have, and have not settled."),
-    "delayed": ("delayed_records", "Messages of a queue that wait for their time: after a nack, or as published."),
-}
-_QUEUE_COUNTERS: Final = {
-    "delivered": ("deliver_records", "Messages of a queue sent to consumers, since this broker opened the segment."),
-    "redelivered": ("redeliver_records", "Of these, messages that were delivered before."),
-    "dead_lettered": ("dead_letter_records", "Messages of a queue that consumers have moved to its dead-letter topic."),
-}
-"""Fields of QueueCounts: the metric's name and meaning."""
-_read_queue: Final = attrgetter(*_QUEUE_GAUGES, *_QUEUE_COUNTERS)
-_read_counts: Final = attrgetter(*_COUNTS)
-
-
-class _SegmentRow(NamedTuple):
-    id: int
-    earliest: int
-    end: int
-    log_bytes: int
-    pending_bytes: int
-    lags: list[tuple[str, int]]
-    """By subscription."""
-    held: list[tuple[str, int]]
-    """By subscription, of those that hold anything back."""
-    hot_key_share: float | None
-    """None: no key is most of the load, or nobody measures."""
-    queues: list[tuple[str, tuple[int, ...], int]]
-    """By subscription that is a queue: numbers as in `_QUEUE_GAUGES` and `_QUEUE_COUNTERS`, and attached consumers."""
-
-
-class _TopicRow(NamedTuple):
-    path: str
-    counts: tuple[int, ...]
-    """As in `_COUNTS`; empty if there are none."""
-    segments: list[_SegmentRow]
-    consumers: list[tuple[str, int, int]]
-    """By subscription: all, and those without a segment."""
-
-    @property
-    def series(self) -> int:
-        of_segments = sum(
-            4
-            + len(segment.lags)
-            + len(segment.held)
-            + (segment.hot_key_share is not None)
-            + sum(len(numbers) + 1 for _, numbers, _ in segment.queues)
-            for segment in self.segments
-        )
-        return len(self.counts) + 2 * len(self.consumers) + of_segments
-
-
-def _read_topic(broker: Broker, path: str, segments: Sequence[OwnedSegment]) -> _TopicRow:
-    rows = []
-    subscriptions: dict[str, None] = {}
-    for segment in segments:
-        earliest, end, log = segment.earliest, segment.end, segment.storage.log
-        cursors = segment.cursors.all()
-        counts_of_queues = segment.queues.counts()
-        unsettled = {name: each.ready + each.leased + each.delayed for name, each in counts_of_queues.items()}
-        subscriptions.update(dict.fromkeys(cursors.keys() - unsettled.keys()))
-        lags = [
-            (name, Progress(offset, earliest, end, unsettled.get(name)).backlog) for name, offset in cursors.items()
-        ]
-        queues = [(name, _read_queue(each), len(each.consumers)) for name, each in counts_of_queues.items()]
-        log_bytes = sum([file.batch_bytes for file in log.files])
-        held = [*segment.retention.held.items()]
-        hot = hot_key(segment)
-        share = hot.hottest_share if hot is not None else None
-        rows.append(
-            _SegmentRow(segment.name.id, earliest, end, log_bytes, log.pending_bytes, lags, held, share, queues)
-        )
-    counts = broker.metrics.topics.get(path)
-    members = [(name, [*broker.groups.members(path, name).values()]) for name in subscriptions]
-    consumers = [(name, len(held), held.count(())) for name, held in members]
-    return _TopicRow(path, _read_counts(counts) if counts is not None else (), rows, consumers)
+_STEPS: Final = (*(step.value.lower() for step in TransitionStep), "finalizing")
 
 
 class _Snapshot(CollectorRegistry):
@@ -156,24 +68,34 @@ class Exposition:
         families = list(self._broker_families())
 
         def write() -> bytes:
-            families.extend(_topic_families(rows, omitted))
+            families.extend(topic_families(rows))
+            families.append(
+                _gauge("braid_metrics_omitted_series", f"Series beyond the limit of {MAX_SERIES}.", omitted)
+            )
+            families.extend(_disk_families(self._broker.config.data))
             for collector in self._process:
                 families.extend(collector.collect())
             return encode(_Snapshot(families))
 
         return await asyncio.get_running_loop().run_in_executor(None, write)
 
-    async def _read_topics(self) -> tuple[list[_TopicRow], int]:
+    async def _read_topics(self) -> tuple[list[TopicRow], int]:
         """What is shown of topics, and how many series are not."""
         broker = self._broker
         by_topic: dict[str, list[OwnedSegment]] = {}
         for segment in broker.segments.all():
             by_topic.setdefault(segment.name.topic.path, []).append(segment)
-        shown: list[_TopicRow] = []
-        left, omitted = MAX_SERIES, 0
+        shown: list[TopicRow] = []
+        left, omitted, read = MAX_SERIES, 0, 0
+        now_us = broker.resources.clock.now_us()
         for number, path in enumerate(sorted(by_topic.keys() | broker.metrics.topics.keys()), start=1):
             if broker.topics.find(path) is not None:
-                row = _read_topic(broker, path, by_topic.get(path, ()))
+                rows = []
+                for segment in by_topic.get(path, ()):
+                    rows.append(read_segment(segment, now_us))
+                    if (read := read + 1) % SEGMENTS_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                row = read_topic(broker, path, rows)
                 if row.series <= left:
                     shown.append(row)
                     left -= row.series
@@ -266,6 +188,7 @@ class Exposition:
             "Segments that no broker serves: theirs is gone, or cannot open them. On the leader; 0 elsewhere.",
             len(leader.waiting()) if leading else 0,
         )
+        yield from _transition_families(self._broker, leading=leading)
 
     def _cache_families(self) -> Iterator[Metric]:
         used = hits = misses = 0
@@ -279,81 +202,41 @@ class Exposition:
         yield _counter("braid_cache_misses", "Reads that had to go to a file or a chunk.", misses)
 
 
-def _topic_families(rows: Sequence[_TopicRow], omitted: int) -> list[Metric]:
-    counters = [
-        CounterMetricFamily(f"braid_topic_{name}", f"{text}, on this broker.", labels=["topic"])
-        for name, text in _COUNTS.values()
-    ]
-    earliest, end, log_bytes, pending_bytes = (
-        GaugeMetricFamily(f"braid_segment_{name}", text, labels=["topic", "segment"])
-        for name, text in (
-            ("earliest_offset", "The oldest offset that is kept."),
-            ("end_offset", "The first offset that consumers may not see yet."),
-            ("log_bytes", "Bytes of batches in local log files."),
-            ("pending_bytes", "Bytes that wait to be written to the log."),
-        )
+def _transition_families(broker: Broker, *, leading: bool) -> Iterator[Metric]:
+    """Of the whole cluster, so only the leader tells."""
+    began_us: dict[str, list[int]] = {step: [] for step in _STEPS}
+    if leading:
+        for topic in broker.topics.all().values():
+            if topic.transition is not None:
+                began_us[topic.transition.step.value.lower()].append(topic.transition.created_at)
+        began_us["finalizing"] = [mark.committed_at for mark in broker.topics.committed.all().values()]
+    under_way = GaugeMetricFamily(
+        "braid_cluster_transitions",
+        "Changes of layouts that are under way, by step. On the leader; 0 elsewhere.",
+        labels=["step"],
     )
-    hot_key_share = GaugeMetricFamily(
-        "braid_segment_hot_key_ratio",
-        "The part of its load that sits on one key; absent if no key has half of it, or if nobody measures.",
-        labels=["topic", "segment"],
+    oldest = GaugeMetricFamily(
+        "braid_cluster_transition_age_seconds",
+        "How long the oldest of them has been under way; of a finalizing one, since its commit. 0 if there is none.",
+        labels=["step"],
     )
-    lag = GaugeMetricFamily(
-        "braid_subscription_lag_records",
-        "Records that a subscription has before it.",
-        labels=["topic", "subscription", "segment"],
-    )
-    held = GaugeMetricFamily(
-        "braid_subscription_held_bytes",
-        "Bytes that have outlived the topic's retention and are kept for this subscription; absent if none are.",
-        labels=["topic", "subscription", "segment"],
-    )
-    consumers = GaugeMetricFamily(
-        "braid_subscription_consumers",
-        "Consumers of a subscription, also those in their grace after a lost connection.",
-        labels=["topic", "subscription"],
-    )
-    idle = GaugeMetricFamily(
-        "braid_subscription_idle_consumers",
-        "Consumers of a subscription that have no segment: there are more of them than segments that can be read.",
-        labels=["topic", "subscription"],
-    )
-    of_queues = ["topic", "subscription", "segment"]
-    queue_families: list[GaugeMetricFamily | CounterMetricFamily] = [
-        *(GaugeMetricFamily(f"braid_queue_{name}", text, labels=of_queues) for name, text in _QUEUE_GAUGES.values()),
-        *(
-            CounterMetricFamily(f"braid_queue_{name}", text, labels=of_queues)
-            for name, text in _QUEUE_COUNTERS.values()
-        ),
-    ]
-    attached = GaugeMetricFamily(
-        "braid_queue_consumers", "Consumers that are attached to a segment of a queue.", labels=of_queues
-    )
-    for row in rows:
-        for counter, value in zip(counters, row.counts):
-            counter.add_metric([row.path], value)
-        for segment in sorted(row.segments):
-            labels = [row.path, str(segment.id)]
-            earliest.add_metric(labels, segment.earliest)
-            end.add_metric(labels, segment.end)
-            log_bytes.add_metric(labels, segment.log_bytes)
-            pending_bytes.add_metric(labels, segment.pending_bytes)
-            if segment.hot_key_share is not None:
-                hot_key_share.add_metric(labels, segment.hot_key_share)
-            for name, records in sorted(segment.lags):
-                lag.add_metric([row.path, name, labels[1]], records)
-            for name, size in sorted(segment.held):
-                held.add_metric([row.path, name, labels[1]], size)
-            for name, numbers, connected in sorted(segment.queues):
-                for family, number in zip(queue_families, numbers, strict=True):
-                    family.add_metric([row.path, name, labels[1]], number)
-                attached.add_metric([row.path, name, labels[1]], connected)
-        for name, count, without_segment in sorted(row.consumers):
-            consumers.add_metric([row.path, name], count)
-            idle.add_metric([row.path, name], without_segment)
-    left_out = _gauge("braid_metrics_omitted_series", f"Series beyond the limit of {MAX_SERIES}.", omitted)
-    of_segments = (earliest, end, log_bytes, pending_bytes, hot_key_share)
-    return [*counters, *of_segments, lag, held, consumers, idle, *queue_families, attached, left_out]
+    now_us = broker.resources.clock.now_us()
+    for step, times in began_us.items():
+        under_way.add_metric([step], len(times))
+        oldest.add_metric([step], age_s(min(times, default=0), now_us))
+    yield under_way
+    yield oldest
+
+
+def _disk_families(folder: str) -> Iterator[Metric]:
+    """Of the disk that holds the broker's data. Nothing is told of a disk that cannot be asked."""
+    try:
+        size, used, free = shutil.disk_usage(folder)
+    except OSError:
+        return
+    yield _gauge("braid_disk_size_bytes", "The size of the disk that holds the broker's data.", size)
+    yield _gauge("braid_disk_used_bytes", "What is used of it, also by others.", used)
+    yield _gauge("braid_disk_free_bytes", "What the broker may still write there.", free)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -75,7 +75,7 @@ async def open_data_folder(
             "give this one a folder of its own with --data"
         ) from error
     try:
-        mark = await _read_mark(disk, path)
+        mark = await read_mark(disk, path)
         if mark is None:
             mark = Mark(target, broker_id)
             await _write_mark(disk, path, mark)
@@ -99,7 +99,8 @@ async def open_data_folder(
     return DataFolder(path, lock, mark)
 
 
-async def _read_mark(disk: Disk, path: str) -> Mark | None:
+async def read_mark(disk: Disk, path: str) -> Mark | None:
+    """Read which broker a folder belongs to; None if it belongs to none."""
     try:
         file = await disk.open(f"{path}/{MARK}")
     except FileMissing:

@@ -79,6 +79,7 @@ class LazyGroup(click.Group):
 COMMANDS: Final = {
     "serve": Lazy("braid.cli.commands.serve:serve", "Run a broker."),
     "up": Lazy("braid.cli.commands.up:up", "Run a cluster of brokers on this machine, until Ctrl-C."),
+    "console": Lazy("braid.cli.console:console", "Show a cluster in the browser."),
     "topic": Lazy("braid.cli.commands.topic:topic", "Create, look at, change and delete topics."),
     "subscription": Lazy(
         "braid.cli.commands.subscription:subscription", "Create, look at, move and delete subscriptions."
@@ -88,6 +89,9 @@ COMMANDS: Final = {
     "consume": Lazy("braid.cli.commands.consume:consume", "Print the records of a topic, one per line."),
     "token": Lazy("braid.cli.commands.tokens:token", "Make tokens for brokers that ask for them."),
     "pipeline": Lazy("braid.cli.pipeline.commands:pipeline", "Spark jobs over the history of topics."),
+    "doctor": Lazy("braid.cli.doctor.commands:doctor", "Check a machine and a cluster, and say what to change."),
+    "backup": Lazy("braid.cli.backup.commands:backup", "Write all metadata of a cluster into a file."),
+    "restore": Lazy("braid.cli.backup.commands:restore", "Restore a cluster's metadata from a backup."),
     "bench": Lazy("braid.cli.bench.commands:bench", "Measure publishing, consuming, latency and moves."),
 }
 

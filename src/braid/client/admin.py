@@ -482,6 +482,11 @@ class Admin:
         result: Json = await self._call("topology", {})
         return result
 
+    async def changes(self) -> list[Json]:
+        """List the changes of layouts, moves, votes and changes of replicas that are under way in the cluster."""
+        result: list[Json] = await self._call("list_changes", {})
+        return result
+
     # How.
 
     def _new_id(self) -> int:

@@ -22,8 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-import pyarrow as pa
-
+from braid.client.consuming.dead_letters import PREFIX, UNREADABLE, one_row, publish_once, without_origin
 from braid.model.errors import (
     AckStale,
     InvalidArgument,
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
     from braid.client.client import Client
     from braid.client.consuming.queue import QueueConsumer
 
-PREFIX: Final = "braid-dead-letter-"
-"""Headers of dead letters begin with it (consuming/queue.py)."""
-UNREADABLE: Final = b"a batch that cannot be decoded: "
-"""The reason of a dead letter that holds the bytes of a batch. Publishing these as a value would help nobody."""
 PREFETCH: Final = 100
 IDLE_S: Final = 0.25
 """After so long without a dead letter, the run looks whether it is at its end."""
@@ -142,8 +137,8 @@ class _Run:
     async def _take(self, consumer: QueueConsumer, message: QueueMessage) -> None:
         headers = message.headers
         if all(headers.get(name) == value for name, value in self._of.items()):
-            if headers.get(f"{PREFIX}reason", b"").startswith(UNREADABLE):
-                self._unreadable += 1
+            if headers.get(f"{PREFIX}reason", b"").startswith(UNREADABLE.encode()):
+                self._unreadable += 1  # To publish the bytes of a batch as a value would help nobody.
             else:
                 await self._publish(message)
                 self._redriven += 1
@@ -153,9 +148,9 @@ class _Run:
 
     async def _publish(self, message: QueueMessage) -> None:
         app = f"redrive {self._dead_letters} {self._name} {message.segment} {message.placement} {message.offset}"
-        async with self._client.repeatable_producer(self._target, app=app, part=0, era=0) as producer:
-            await producer.add(_row(message))
-            await producer.finish()
+        # Due now, and without a limit of its life: an operator wants it again. Without a time, a repeat is equal.
+        headers = without_origin(message.headers.items(), (DELIVER_AT, EXPIRES_AT))
+        await publish_once(self._client, self._target, app, one_row(message.key, message.value, headers))
 
     async def _is_done(self, ends: Mapping[int, int]) -> bool:
         """Tell whether all dead letters are settled that were there at the start."""
@@ -177,20 +172,3 @@ class _Run:
                 segment, why = next(iter(found["unavailable"].items()))
                 raise NotServing(f"segment {segment} of {self._dead_letters} is unavailable: {why['reason']}")
             await asyncio.sleep(backoff.next())
-
-
-def _row(message: QueueMessage) -> Any:
-    """Return the message as it was published, due now and without a limit of its life: an operator wants it again. It
-    has no time of its own, so a repeat is equal."""
-    headers = [
-        (name, value)
-        for name, value in message.headers.items()
-        if not name.startswith(PREFIX) and name not in (DELIVER_AT, EXPIRES_AT)
-    ]
-    return pa.table(
-        {
-            "key": pa.array([message.key], pa.binary()),
-            "value": pa.array([message.value], pa.binary()),
-            "headers": pa.array([headers], pa.map_(pa.string(), pa.binary())),
-        }
-    )

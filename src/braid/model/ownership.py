@@ -111,7 +111,10 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     owner's disk held. Of a recovering segment: of the records that only replicas held that do not answer."""
     given_up: tuple[str, ...] = ()
     """With `accept_loss`: the brokers whose disks are given up, because they are gone. A broker of these that comes
-    back before the segment is served has lost nothing, and gets the segment."""
+    back before the segment is served has lost nothing: it gets the segment, or has its vote."""
+    before: Ownership | None = None
+    """With `accept_loss`, of a segment that other brokers got because none of several keepers was there: its record
+    until then. It counts again if one of `given_up` is back before the segment is served."""
     refusal: str = ""
     """Why the owner gave the last move up; empty again with the next move."""
     failures: tuple[OpeningFailure, ...] = ()
@@ -148,6 +151,11 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         """How many of the keepers must be there, so that nothing that was confirmed is lost."""
         return 1 if self.clean or not self.replicas else votes_needed(len(self.replicas), self.write_quorum)
 
+    @property
+    def all_confirm(self) -> bool:
+        """Tell whether each of several replicas holds everything that was confirmed."""
+        return len(self.replicas) == self.write_quorum > 1
+
     def keeps_copy(self, broker: str) -> bool:
         """Tell whether the broker is one of the segment's replicas, or is to become one."""
         return broker in self.copies
@@ -175,13 +183,17 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     ) -> Ownership:
         """Assign the segment to its next owner; the leader does this. `replicas` and `write_quorum` are new ones; None:
         they stay. A loss that was accepted once stays accepted until a broker serves the segment; with it, the disks
-        that held the history are given up (`given_up` names those of brokers that are gone)."""
+        that held the history are given up (`given_up` names those of brokers that are gone). If one of several
+        keepers that are given up gets a new copy, the loss cannot be taken back any more."""
         if not self.clean and owner != self.owner and not accept_loss:
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, {owner} cannot continue it")
         if replicas is None:
             replicas, write_quorum = self.replicas, self.write_quorum
         elif not self.clean and not accept_loss and (replicas, write_quorum) != (self.replicas, self.write_quorum):
             raise BrokenInvariant(f"I2: {self.owner} has not sealed epoch {self.epoch}, its replicas cannot change")
+        before, all_given_up = self.before_loss(accept_loss=accept_loss), {*self.given_up, *given_up}
+        if before is not None and not {owner, *replicas}.isdisjoint(before.keepers):
+            before, all_given_up = None, set()  # The new copy would be taken for the old one.
         new = self._to(
             OwnershipState.ASSIGNED,
             owner=owner,
@@ -192,11 +204,28 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             holders=() if accept_loss else self.holders,
             clean=self.clean or accept_loss,
             accept_loss=self.accept_loss or accept_loss,
-            given_up=tuple(sorted({*self.given_up, *given_up})),
+            given_up=tuple(sorted(all_given_up)),
+            before=before,
             failures=tuple(each for each in self.failures if each.broker != owner),  # It is to try anew.
             inherited=0 if accept_loss else self.inherited,  # The table may have been on the disk that is given up.
         )
         return new._with_replicas(replicas, write_quorum)
+
+    def before_loss(self, *, accept_loss: bool) -> Ownership | None:
+        """Return the record of several keepers that are given up if the segment is assigned to others; None: there are
+        none. `accept_loss` tells whether a loss is accepted for it."""
+        if self.accept_loss and self.before is not None:
+            return self.before
+        return self if accept_loss and len(self.keepers) > 1 else None
+
+    def restored(self, back: str) -> Ownership:
+        """Take back that several keepers were given up, because this one is back before the segment was served; the
+        leader does this. Nothing was confirmed since, so the record of that time counts: replicas vote, and of others
+        the one that is back gets the segment. A loss is to be accepted anew: it is another one."""
+        if self.state is not OwnershipState.ASSIGNED or not self.accept_loss or self.before is None:
+            raise BrokenInvariant(f"I2: a segment that is {self.state.value} was not given up by several brokers")
+        before = msgspec.structs.replace(self.before, epoch=self.epoch)
+        return before.assigned(back) if before.clean else before.recovering()
 
     def recovering(self, *, accept_loss: bool = False, given_up: Collection[str] = ()) -> Ownership:
         """Ask the replicas to vote in the next epoch, because the owner is gone or cannot open the segment; the leader
@@ -242,10 +271,14 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         )
 
     def rejoined(self, replicas: tuple[str, ...], write_quorum: int) -> Ownership:
-        """Give other replicas to an owner that was elected while a loss was accepted: the last ones are gone, and the
-        owner could confirm nothing; the leader does this. From now on those that were given up are too late."""
-        if self.state is not OwnershipState.ASSIGNED or not self.accept_loss or self.elected is None:
+        """Give other replicas to an owner that was elected: some of the last ones are gone, and the owner could confirm
+        nothing; the leader does this. From now on those that are gone are too late. So a loss must be accepted for it,
+        unless each replica holds everything: then the others do not miss them, also if this owner does not come to
+        serve. The new set must be of the same kind."""
+        if self.state is not OwnershipState.ASSIGNED or self.elected is None:
             raise BrokenInvariant(f"I2: the replicas of a segment that is {self.state.value} cannot be given up")
+        if not self.accept_loss and not (self.all_confirm and len(replicas) == write_quorum == self.write_quorum):
+            raise BrokenInvariant(f"I2: not each of the replicas {', '.join(self.replicas)} holds everything")
         new = self._to(
             OwnershipState.ASSIGNED,
             epoch=Epoch(self.epoch + 1),
@@ -300,6 +333,7 @@ class Ownership(StoredRecord, frozen=True, kw_only=True, rename="camel"):
             clean=False,
             accept_loss=False,
             given_up=(),
+            before=None,
             failures=(),
             elected=None,
         )

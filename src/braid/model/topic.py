@@ -151,13 +151,16 @@ class TopicPolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):
         if self.replicas == 1 or self.on_owner_loss is OwnerLoss.CONTINUE or 1 < self.write_quorum < self.replicas:
             return ()
         if self.write_quorum == 1:
-            cause = "1 replica confirms a record, so a record may be on its owner's disk alone"
+            waits = (
+                "1 replica confirms a record, so a record may be on its owner's disk alone: a segment whose owner is "
+                "lost waits for that broker, or for `braid topic recover --accept-loss`"
+            )
         else:
-            cause = f"all {self.replicas} replicas must confirm a record"
-        return (
-            f"{cause}: a segment whose owner is lost does not fail over by itself. It waits for that broker, or for "
-            "`braid topic recover --accept-loss`. With 3 replicas of which 2 confirm, the others take over",
-        )
+            waits = (
+                f"all {self.replicas} replicas must confirm a record: a segment of which one is lost waits for that "
+                "broker. If it stays away, another broker takes its place (`--replace-after`)"
+            )
+        return (f"{waits}. With 3 replicas of which 2 confirm, the others take over",)
 
 
 class PolicyChanges(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):

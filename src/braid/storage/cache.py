@@ -47,6 +47,11 @@ class HotCache:
             _, (_, evicted) = self._batches.popitem(last=False)
             self._bytes -= len(evicted)
 
+    def peek(self, log: int, offset: int) -> BatchHeader | None:
+        """Return the header of the batch that begins at `offset`, if it is here. This counts as no read."""
+        batch = self._batches.get((log, offset))
+        return batch[0] if batch is not None else None
+
     def get(self, log: int, offset: int, max_bytes: int, limit: int) -> list[CachedBatch]:
         """Return batches without a gap, from `offset` on and below `limit`: one if cached, or up to `max_bytes`."""
         found: list[CachedBatch] = []

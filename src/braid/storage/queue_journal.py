@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -280,6 +280,18 @@ async def read_image(disk: Disk, folder: str) -> QueueImage | None:
     journal = await QueueJournal.open(disk, folder)
     await journal.abandon()
     return journal.image
+
+
+async def remove_others(disk: Disk, segment_folder: str, subscriptions: Container[str]) -> None:
+    """Remove the journals of all subscriptions but these: the others were deleted."""
+    for subscription in await disk.list_folders(f"{segment_folder}/{FOLDER}"):
+        if subscription not in subscriptions:
+            folder = folder_of(segment_folder, subscription)
+            # The newest file first: a crash in between leaves none that an older checkpoint could be read from.
+            for stat in sorted(await disk.list(folder), key=lambda stat: stat.name, reverse=True):
+                with contextlib.suppress(FileMissing):
+                    await disk.remove(f"{folder}/{stat.name}")
+            await disk.remove_folder(folder)
 
 
 def _frame(number: int, kind: int, value: QueueEvents | QueueSnapshot) -> bytes:

@@ -192,6 +192,11 @@ class SegmentStorage:
         return LogReader(self.sources, offset)
 
     @property
+    def exports_continuously(self) -> bool:
+        """Tell whether closed files become chunks by themselves; otherwise only a move makes chunks."""
+        return self._context.mode.exports_continuously
+
+    @property
     def earliest(self) -> Offset:
         return self.sources.earliest
 
@@ -510,7 +515,8 @@ async def _begin(
     if replicate is not None:
         await replicate(log, catalog)
     end = log.end if log.sealed else None
-    return await catalog.begin(conditions, operations(end), first=log.end, end=end)
+    lost = start.loss_accepted and start.source is RecoverySource.CHUNKS
+    return await catalog.begin(conditions, operations(end), first=log.end, end=end, lost=lost)
 
 
 def _link(context: StorageContext) -> Callable[[str, str], Awaitable[None]] | None:

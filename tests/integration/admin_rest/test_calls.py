@@ -218,6 +218,7 @@ def test_brokers_are_drained_activated_and_balanced(broker: AdminBroker) -> None
 def test_brokers_and_topology_are_shown(broker: AdminBroker, orders: str) -> None:
     assert broker.broker.id in json.dumps(broker.ask("GET", "/admin/v2/brokers").json)
     assert orders in json.dumps(broker.ask("GET", "/admin/v2/topology").json)
+    assert broker.ask("GET", "/admin/v2/changes").json == []
 
 
 # Subscriptions.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,10 @@ def test_metrics_say_what_happened(broker: AdminBroker, orders: str) -> None:
     assert total("braid_cache_used_bytes") > 0
     assert total("process_resident_memory_bytes") > 0
     assert total("braid_metrics_omitted_series") == 0
+    assert 0 < total("braid_subscription_lag_seconds", topic=orders, subscription="billing") < 600
+    assert total("braid_disk_size_bytes") >= total("braid_disk_free_bytes") > 0
+    assert total("braid_disk_used_bytes") > 0
+    assert total("braid_cluster_transitions") == 0
 
 
 def test_consumers_without_a_segment_are_counted(broker: AdminBroker, orders: str) -> None:
@@ -93,7 +98,8 @@ UNITS = ("_seconds", "_bytes", "_records", "_ratio", "_info", "_offset")
 COUNTS = {"braid_ready", "braid_topics", "braid_segments_served", "braid_segments_unavailable", "braid_connections",
           "braid_subscription_consumers", "braid_subscription_idle_consumers", "braid_metrics_omitted_series",
           "braid_cluster_leader", "braid_cluster_segments_waiting", "braid_replicas_out_of_sync",
-          "braid_segments_under_replicated", "braid_queue_consumers"}  # fmt: skip
+          "braid_segments_under_replicated", "braid_queue_consumers", "braid_cluster_transitions",
+          "braid_replica_in_sync"}  # fmt: skip
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
@@ -114,6 +120,23 @@ def test_metrics_keep_the_rules_of_prometheus(broker: AdminBroker, orders: str, 
             assert name.endswith(UNITS) or name in COUNTS, name
     values = re.findall(r"^(braid_[^ ]*) (\S+)$", text, re.MULTILINE)
     assert len({name for name, _ in values}) == len(values), "a series is there twice"
+
+
+def test_the_lag_in_seconds_is_the_age_of_the_oldest_record(broker: AdminBroker, orders: str) -> None:
+    def lag() -> float:
+        families = text_string_to_metric_families(broker.ask("GET", "/metrics").body.decode())
+        samples = [s for f in families if f.name == "braid_subscription_lag_seconds" for s in f.samples]
+        return max(each.value for each in samples if each.labels["subscription"] == "billing")
+
+    broker.ask("PUT", f"{BILLING}?start=earliest")
+    assert lag() == 0
+    hour_ago_us = (time.time_ns() - 3_600 * 10**9) // 1_000
+    with sync.connect(f"braid://{broker.broker.address}") as client, client.producer("orders") as producer:
+        producer.send(b"old", key=b"a", timestamp=hour_ago_us)
+        producer.send(b"new", key=b"a")
+    assert 3_600 <= lag() < 3_660
+    broker.ask("POST", f"{BILLING}/seek?to=latest")
+    assert lag() == 0
 
 
 def test_metrics_are_bounded(broker: AdminBroker, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 from braid import sync
-from braid.admin.metrics import _read_topic, _TopicRow
+from braid.admin.topic_metrics import TopicRow, read_segment, read_topic
 from braid.broker.segments.owned_segment import OwnedSegment
 from tests.kits.admin import TOPICS, AdminBroker
 from tests.kits.admin_rest import BILLING, publish
@@ -29,8 +29,8 @@ def measured(broker: AdminBroker, topic: str) -> dict[str, float]:
     return found
 
 
-async def _read(broker: AdminBroker, topic: str, segments: Sequence[OwnedSegment]) -> _TopicRow:
-    return _read_topic(broker.broker, topic, segments)
+async def _read(broker: AdminBroker, topic: str, segments: Sequence[OwnedSegment]) -> TopicRow:
+    return read_topic(broker.broker, topic, [read_segment(each, 0) for each in segments])
 
 
 def test_a_queue_is_created_shown_and_measured(broker: AdminBroker, orders: str) -> None:

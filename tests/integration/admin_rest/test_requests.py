@@ -215,6 +215,7 @@ def test_the_openapi_document_names_every_path_of_the_interface(broker: AdminBro
         ("/admin/v2/brokers/balance", "post"),
         (f"{topic}/recover", "post"),
         ("/admin/v2/topology", "get"),
+        ("/admin/v2/changes", "get"),
         ("/metrics", "get"),
         ("/healthz", "get"),
         ("/readyz", "get"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from braid.broker.admin.call import AdminCall, on_cluster
-from braid.broker.admin.results import BalanceResult, BrokerDescription, ClusterRouting, RoutedTopic
+from braid.broker.admin.results import BalanceResult, BrokerDescription, ClusterChange, ClusterRouting, RoutedTopic
 from braid.broker.admin.route import BROKER, BROKERS, NO_CONTENT, BrokerName, HttpRoute
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal
@@ -28,6 +30,9 @@ ANSWER_S: Final = 10.0
 MAX_TRIES: Final = 5
 MAX_OBSTACLES: Final = 5
 """How many segments of a draining broker say why they do not move."""
+
+MAX_CHANGES: Final = 1_000
+"""That one answer names."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -121,6 +126,28 @@ class Topology(AdminCall, frozen=True):
         topology = services.topology
         paths = [path for path, topic in sorted(services.topics.all().items()) if not topic.deleting]
         return ClusterRouting(topology.generation, [RoutedTopic.of(topology.route(path)) for path in paths])
+
+
+class ListChanges(AdminCall, frozen=True):
+    """What is under way: changes of layouts, moves, votes, segments that are being opened, changes of replicas. At most
+    1,000 of them."""
+
+    needs = on_cluster
+    http = HttpRoute("GET", "/admin/v2/changes")
+
+    async def run(self, services: CallServices, principal: Principal) -> list[ClusterChange]:  # noqa: ARG002
+        return list(islice(_changes(services.leader.snapshot()), MAX_CHANGES))
+
+
+def _changes(snapshot: Snapshot) -> Iterator[ClusterChange]:
+    for path, topic in sorted(snapshot.topics.items()):
+        if not topic.deleting and (change := ClusterChange.of_topic(path, topic)) is not None:
+            yield change
+    for each in snapshot.segments():
+        if each.known is not None:
+            change = ClusterChange.of_segment(each.path, each.info.segment_id, each.known.value)
+            if change is not None:
+                yield change
 
 
 def _described(services: CallServices) -> list[BrokerDescription]:

@@ -43,6 +43,11 @@ class SegmentStatistics(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     bytes_out_per_s: int | None = None
     records_in_per_s: int | None = None
     """None: its owner is of a version that does not tell."""
+    chunks: int | None = None
+    chunk_bytes: int | None = None
+    exported_offset: Offset | None = None
+    log_bytes: int | None = None
+    """As in these: None from an owner of an older version."""
     hot_key_hashes: HashRange | None = None
     """Those of a key that is most of its load; None if there is none, or if nobody measures."""
     hot_key_share: float | None = None
@@ -98,6 +103,7 @@ def segment_statistics(
 def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStatistics:
     earliest, end = segment.earliest, segment.end
     found, hot = rates(segment.name.topic.path, segment.name.id), hot_key(segment)
+    catalog = segment.storage.catalog
     return SegmentStatistics(
         owner=broker,
         epoch=segment.epoch,
@@ -108,6 +114,10 @@ def _statistics(broker: str, segment: OwnedSegment, rates: Rates) -> SegmentStat
         bytes_in_per_s=found.bytes_in_per_s,
         bytes_out_per_s=found.bytes_out_per_s,
         records_in_per_s=found.records_in_per_s,
+        chunks=len(catalog.chunks),
+        chunk_bytes=sum(chunk.size for chunk in catalog.chunks),
+        exported_offset=catalog.next_offset,
+        log_bytes=sum(file.batch_bytes for file in segment.storage.log.files),
         hot_key_hashes=hot.hottest if hot is not None else None,
         hot_key_share=round(hot.hottest_share, 3) if hot is not None else None,
     )

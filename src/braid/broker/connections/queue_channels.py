@@ -75,10 +75,10 @@ class QueueChannels:
             metrics=self._services.metrics.topic(topic.path),
             on_end=self._on_end,
         )
-        self._channels[request.channel] = (channel, queue)
         policies = subscription.queue
         settings = QueueSettings(policies.ack_timeout_ms * 1_000, policies.max_deliveries)
         lost = queue.attach(channel, settings, request.holds if request.placement == queue.placement else ())
+        self._channels[request.channel] = (channel, queue)
         return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic, tuple(lost)))
 
     def answer(self, request: QueueAnswer) -> tuple[asyncio.Future[None], bytes]:

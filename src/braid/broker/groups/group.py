@@ -4,7 +4,7 @@ and the small changes that keep them consistent. Only `Groups` (broker/groups/gr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -116,6 +116,11 @@ class Group(msgspec.Struct, eq=False):
         """Forget the positions of segments that the topic does not have any more."""
         for segment in self.positions.keys() - segments:
             del self.positions[segment]
+
+    def holds_unread(self, segments: Collection[SegmentId]) -> bool:
+        """Whether a consumer still has records of a segment that the topic has lost. No layout tells the descendants of
+        that segment any more, and the consumer must be done with its records before they are read."""
+        return any(segment not in segments and segment not in self.ended for segment in self.holders)
 
     def held_by(self, session: MemberSession) -> tuple[SegmentId, ...]:
         """The segments that the session has and may keep."""

@@ -449,7 +449,7 @@ class Groups:
         if not is_group(group.subscription):
             drained = self._drained.of(group.topic.path, group.subscription)
         elif group.complete:
-            group.forget_all_but(topic.segments)
+            group.forget_all_but({*topic.segments, *group.holders})
             drained = frozenset(filter(topic.has_ended, group.ended))
         else:
             return  # When the last session is back, or over, there is another pass.
@@ -464,11 +464,12 @@ class Groups:
                     self._ask_back(group, segment)
                 else:
                     group.free(segment)  # A disconnected holder would not hear that it must give it back.
-        held = group.holders.keys() & layout.segments.keys()
-        blocked = {ancestor for segment in held for ancestor in layout.ancestors(segment)}
-        for segment, session in wanted.items():
-            if segment not in held and segment not in blocked:
-                group.give(segment, session)
+        if not (is_group(group.subscription) and group.holds_unread(topic.segments)):
+            held = group.holders.keys() & layout.segments.keys()
+            blocked = {ancestor for segment in held for ancestor in layout.ancestors(segment)}
+            for segment, session in wanted.items():
+                if segment not in held and segment not in blocked:
+                    group.give(segment, session)
         for session in [*group.sessions.values()]:
             self._push(session)
 

@@ -75,7 +75,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         folder = await open_data_folder(disk, config.data, config.id)
         stack.push_async_callback(folder.release)
         if store is None:
-            store = await _open_store(config.metadata or f"sqlite:{folder.metadata_file}", clock)
+            store = await open_store(config.metadata or f"sqlite:{folder.metadata_file}", clock)
             stack.push_async_callback(store.close)
         storage = await stack.enter_async_context(_open_storage(config, folder, store, disk, clock, random, objects))
         return cls(
@@ -103,7 +103,8 @@ def _open_network(config: BrokerConfig) -> Network:
     return SocketNetwork(client_tls=peer_tls(config.tls), server_tls=server_tls(config.tls))
 
 
-async def _open_store(url: str, clock: Clock) -> Store:
+async def open_store(url: str, clock: Clock) -> Store:
+    """Open the metadata store that a URL names. `InvalidConfig` if it cannot be."""
     scheme, _, rest = url.partition(":")
     try:
         if scheme == "sqlite" and rest:

@@ -28,10 +28,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.channel import QueueChannel
-from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed
+from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
 from braid.model.queue.events import MAX_REASON_CHARS, QueueEvents, QueueImage, QueueSnapshot, Returned
@@ -55,6 +57,9 @@ MAX_ANSWERED: Final = 100_000
 CHECKS: Final = 5
 """How often a check looks again because the queue has changed meanwhile."""
 MAX_DELAY_US: Final = 366 * 86_400 * 1_000_000
+HOLDERS_US: Final = 1_500_000
+"""How long a new owner waits for consumers that may hold messages. No client pauses for longer than a second before it
+tries to connect again."""
 LEASE_BITS: Final = 31
 """Leases of one epoch: msgpack has numbers of 64 bits, and an epoch takes 32."""
 
@@ -116,9 +121,11 @@ class SegmentQueue:
         message_ttl_us: Callable[[], int | None] = lambda: None,
         metrics: TopicMetrics,
         on_failure: Callable[[BraidError], None],
+        held_back: Iterable[tuple[int, int]] = (),
     ) -> None:
         """`image` is what all evidence adds up to. `agreed` returns the number that enough replicas hold, of this
-        broker's and those of the followers."""
+        broker's and those of the followers. Messages of the ranges `held_back` may be with consumers that are about to
+        come back."""
         self.name: Final = name
         self.subscription: Final = subscription
         self._epoch = epoch
@@ -134,7 +141,11 @@ class SegmentQueue:
         self._loop = asyncio.get_running_loop()
         self.placement = image.placement
         self._state = QueueState(
-            image.settled, self._from_store(image.returned.values()), first_lease=(epoch << LEASE_BITS) + 1
+            image.settled,
+            self._from_store(image.returned.values()),
+            first_lease=(epoch << LEASE_BITS) + 1,
+            held_back=held_back,
+            held_until=self._now() + HOLDERS_US,
         )
         self.confirmed: Final = Watermark(0)
         """Of the journal's numbers: enough disks have these events."""
@@ -156,6 +167,7 @@ class SegmentQueue:
         self._delivered = self._redelivered = self._dead_lettered = 0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._is_being_placed = False
         self.on_events: list[Callable[[int, QueueEvents | QueueSnapshot], None]] = []
         """Called with the number of what the journal takes: followers are sent it."""
         journal.on_failure = on_failure
@@ -169,9 +181,10 @@ class SegmentQueue:
     def attach(
         self, channel: QueueChannel, settings: QueueSettings, holds: Sequence[tuple[int, int, int]] = ()
     ) -> list[int]:
-        """Begin to hand out messages on a channel. Its consumer `holds` messages of this placement already; return
-        those that are not its own any more."""
-        _check_ranges([(start, stop) for start, stop, _ in holds], self._storage.log.confirmed.value)
+        """Begin to hand out messages on a channel, later: the reply to its opening goes first. Its consumer `holds`
+        messages of this placement already; return those that are not its own any more."""
+        self._check_open()
+        self._check_ranges([(start, stop) for start, stop, _ in holds])
         lost = list[int]()
         deadline = self._now() + settings.ack_timeout_us
         for start, stop, lease in holds:
@@ -179,7 +192,7 @@ class SegmentQueue:
         self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
-        self.pump()
+        self._loop.call_soon(self.pump)
         return lost
 
     def detach(self, key: int, *, leave: bool) -> None:
@@ -197,7 +210,7 @@ class SegmentQueue:
         """Take acks, nacks and extensions. Returns the number that is confirmed when everything of this is stored, and
         the messages that others have now: what was said about these does not count."""
         self._check_open()
-        _check_answer(answer, self._storage.log.confirmed.value)
+        self._check_answer(answer)
         stale: list[int] = []
         settled: list[tuple[int, int]] = []
         returned: list[Returned] = []
@@ -227,8 +240,9 @@ class SegmentQueue:
     # What the log, the clock and followers do.
 
     def pump(self) -> None:
-        """Hand out what can be handed out now."""
-        if self._is_over or self._reading is not None:
+        """Hand out what can be handed out now. Nothing after the broker's lease: another owner may have confirmed acks
+        since (I9)."""
+        if self._is_over or self._reading is not None or not self._may_confirm():
             return
         now = self._now()
         self._note_returned(self._state.expire(now))
@@ -248,10 +262,25 @@ class SegmentQueue:
         """Hear that other followers count than before."""
         self._count()
 
-    def reset(self, offset: Offset) -> None:
-        """Begin anew at another place: the subscription was set there. The channels are closed already."""
-        self.placement = self._cursors.placement(self.subscription)
-        self._state = QueueState(QueueImage(self.placement, offset).settled, first_lease=self._state.next_lease)
+    def after_skipping(self, count: int) -> QueueSnapshot:
+        """Return what is known of the queue if its first messages that are not settled were settled, so many of them.
+        Answers do not count from now on: the caller sets the queue to another place."""
+        self._is_being_placed = True
+        image = QueueImage.of(self.snapshot())
+        image.apply(QueueEvents(tuple(self._state.first_unsettled(count, self._storage.log.confirmed.value))))
+        return image.snapshot()
+
+    def resume(self) -> None:
+        """Take answers again, at this place or at another one."""
+        self._is_being_placed = False
+
+    def reset(self, image: QueueImage) -> None:
+        """Begin anew at another place, with what is known there: the subscription was set there. The channels are
+        closed already."""
+        self.placement = image.placement
+        self._state = QueueState(
+            image.settled, self._from_store(image.returned.values()), first_lease=self._state.next_lease
+        )
         self._bases.clear()
         self._dead.clear()
         self._begin_journal()
@@ -332,7 +361,7 @@ class SegmentQueue:
         await end(reading)
         await self._journal.close()
         self.confirmed.fail(LogClosed(f"the queue {self.subscription} of {self.name} is closed"))
-        return self.snapshot()
+        return replace(self.snapshot(), leased=tuple(self._state.leased_ranges()))
 
     # Steps.
 
@@ -347,6 +376,7 @@ class SegmentQueue:
         return tuple(
             each._replace(not_before=since_1970 + each.not_before - now if each.not_before > now else 0)
             for each in returned
+            if not each.is_like_new
         )
 
     def _from_store(self, returned: Iterable[Returned]) -> list[Returned]:
@@ -364,6 +394,28 @@ class SegmentQueue:
     def _check_open(self) -> None:
         if self._is_over:
             raise LogClosed(f"the queue {self.subscription} of {self.name} is closed")
+        if self._is_being_placed:
+            raise NotServing(f"the queue {self.subscription} of {self.name} is being set to another place")
+
+    def _check_answer(self, answer: QueueAnswer) -> None:
+        """Refuse an answer as a whole, before anything of it counts."""
+        ranges = [(start, stop) for start, stop, _ in answer.acks]
+        ranges += [(offset, offset + 1) for offset, *_ in answer.nacks]
+        ranges += [(offset, offset + 1) for offset, *_ in answer.extensions]
+        self._check_ranges(ranges)
+
+    def _check_ranges(self, ranges: Sequence[tuple[int, int]]) -> None:
+        log = self._storage.log
+        for start, stop in ranges:
+            if not 0 <= start < stop <= log.end:
+                raise InvalidArgument(
+                    f"messages {start} to {stop} cannot be answered: the segment holds 0 to {log.end}"
+                )
+        if sum(stop - start for start, stop in ranges) > MAX_ANSWERED:
+            raise InvalidArgument(f"an answer may tell of {MAX_ANSWERED:,} messages; send several")
+        if max((stop for _, stop in ranges), default=0) > log.confirmed.value:
+            # An earlier owner has confirmed and handed out these messages; this one is about to confirm them again.
+            raise NotServing(f"{self.name} has not confirmed its last messages again since it has another owner")
 
     def _next_channel(self) -> QueueChannel | None:
         """Return the next channel that takes messages, and let the others come after it."""
@@ -519,19 +571,3 @@ class SegmentQueue:
 
 def _base(batch: StoredBatch) -> Offset:
     return batch.header.base_offset
-
-
-def _check_answer(answer: QueueAnswer, end: int) -> None:
-    """Refuse an answer as a whole, before anything of it counts."""
-    ranges = [(start, stop) for start, stop, _ in answer.acks]
-    ranges += [(offset, offset + 1) for offset, *_ in answer.nacks]
-    ranges += [(offset, offset + 1) for offset, *_ in answer.extensions]
-    _check_ranges(ranges, end)
-
-
-def _check_ranges(ranges: Sequence[tuple[int, int]], end: int) -> None:
-    for start, stop in ranges:
-        if not 0 <= start < stop <= end:
-            raise InvalidArgument(f"messages {start} to {stop} cannot be answered: the segment holds 0 to {end}")
-    if sum(stop - start for start, stop in ranges) > MAX_ANSWERED:
-        raise InvalidArgument(f"an answer may tell of {MAX_ANSWERED:,} messages; send several")

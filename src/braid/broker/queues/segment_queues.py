@@ -12,8 +12,9 @@ tells the record before a queue is opened, and `release_record` when all are dra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.segment_queue import QueueCounts, QueueCursors, SegmentQueue
@@ -23,8 +24,10 @@ from braid.model.names import SegmentName
 from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, joined, pack_state, unpack_state
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
-from braid.storage.queue_journal import QueueJournal, folder_of
+from braid.storage.queue_journal import QueueJournal, folder_of, remove_others
 from braid.storage.segment import SegmentStorage
+
+_log: Final = logging.getLogger(__name__)
 
 OnEvents = Callable[[SegmentQueue, int, QueueEvents | QueueSnapshot], None]
 
@@ -86,9 +89,10 @@ class SegmentQueues:
         """Called with what the journals take, and the number of it: followers are sent it."""
 
     async def load(self) -> None:
-        """Open the queues of all subscriptions that are queues."""
+        """Open the queues of all subscriptions that are queues, and remove the journals of those that were deleted."""
         for subscription in sorted(self._cursors.queues):
-            await self._open(subscription)
+            await self._open(subscription, after_another=True)
+        await self._remove_journals()
         self.loaded = True
 
     async def begin(self, subscription: str) -> None:
@@ -97,6 +101,11 @@ class SegmentQueues:
             async with self._lock:
                 if subscription not in self._queues:
                     await self._open(subscription)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The subscriptions that have a queue here, open or not."""
+        return self._cursors.queues
 
     def find(self, subscription: str) -> SegmentQueue | None:
         return self._queues.get(subscription)
@@ -141,16 +150,20 @@ class SegmentQueues:
             queue.recount()
 
     def follow_cursor(self, subscription: str) -> None:
-        """Set a queue to the place to which its cursor was set."""
+        """Set a queue to the place to which its cursor was set, with the state that the cursor has there."""
         queue, offset = self._queues.get(subscription), self._cursors.offset(subscription)
-        if queue is not None and offset is not None and queue.placement != self._cursors.placement(subscription):
-            queue.reset(offset)
+        placement, state = self._cursors.placement(subscription), self._cursors.handed_over(subscription)
+        if queue is not None and offset is not None and queue.placement != placement:
+            queue.reset(joined(placement, offset, [QueueImage.of(unpack_state(state)) if state else None]))
+            self._first[subscription] = queue.last_number
 
     async def remove(self, subscription: str) -> None:
-        """End the queue of a deleted subscription. Its journal is of no use: another one has another placement."""
+        """End the queue of a deleted subscription, and remove its journal here and on followers."""
         async with self._lock:
             if (queue := self._queues.pop(subscription, None)) is not None:
                 await queue.stop()
+                await self._remove_journals()
+                self._tell(queue, queue.last_number, queue.snapshot())
                 self.release_if_drained()
 
     def close_channels(self, code: str, message: str, *, retriable: bool, subscription: str | None = None) -> None:
@@ -167,7 +180,8 @@ class SegmentQueues:
                     self._states[subscription] = pack_state(await queue.stop(), self._epoch)
             return self._states
 
-    async def _open(self, subscription: str) -> None:
+    async def _open(self, subscription: str, *, after_another: bool = False) -> None:
+        """Open a queue, perhaps `after_another` owner that had consumers."""
         if self._states is not None:
             raise NotServing(f"{self._name} is being handed over")
         await self._keep_record()
@@ -176,8 +190,8 @@ class SegmentQueues:
             raise NotServing(f"subscription {subscription} has no cursor on segment {self._name.id}")
         journal = await QueueJournal.open(self._disk, folder_of(self._storage.log.folder, subscription))
         state = self._cursors.handed_over(subscription)
-        handed_over = QueueImage.of(unpack_state(state)) if state else None
-        image = joined(placement, base, [journal.image, handed_over])
+        handed_over = unpack_state(state) if state else None
+        image = joined(placement, base, [journal.image, QueueImage.of(handed_over) if handed_over else None])
         end = self._storage.log.confirmed.value
         if image.snapshot().end > end:
             image = _up_to(image, end)
@@ -196,12 +210,21 @@ class SegmentQueues:
             message_ttl_us=self._message_ttl_us,
             metrics=self._metrics,
             on_failure=self._on_failure,
+            held_back=_held_back(handed_over, self._epoch, self._storage.log.end) if after_another else (),
         )
         queue.on_events.append(lambda number, events: self._tell(queue, number, events))
         queue.confirmed.follow(lambda: self._on_confirmed(queue))
         self._queues[subscription] = queue
         self._first[subscription] = queue.last_number
         self._tell(queue, queue.last_number, queue.snapshot())
+
+    async def _remove_journals(self) -> None:
+        """Remove the journals of deleted subscriptions. What stays after a failure is removed when the segment is
+        opened the next time."""
+        try:
+            await remove_others(self._disk, self._storage.log.folder, self.names)
+        except BraidError as error:
+            _log.warning("journals of deleted queues of %s are not removed yet: %s", self._name, error)
 
     def _tell(self, queue: SegmentQueue, number: int, events: QueueEvents | QueueSnapshot) -> None:
         if self.on_events is not None:
@@ -212,6 +235,13 @@ class SegmentQueues:
         if queue.confirmed.value >= self._first[queue.subscription]:
             self._cursors.forget_state(queue.subscription)
             self.release_if_drained()
+
+
+def _held_back(handed_over: QueueSnapshot | None, epoch: int, end: int) -> Sequence[tuple[int, int]]:
+    """Return the ranges of messages that consumers may hold: the last owner has said which, or it was lost."""
+    if handed_over is not None and handed_over.epoch == epoch - 1 and handed_over.leased is not None:
+        return handed_over.leased
+    return [(0, end)]
 
 
 def _up_to(image: QueueImage, end: int) -> QueueImage:

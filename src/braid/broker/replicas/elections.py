@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -76,6 +77,9 @@ class Elections:
         self._deciding = asyncio.Lock()
         self._promises: dict[tuple[SegmentName, int], dict[str, Promise]] = {}
         """By segment and epoch: what its replicas have promised."""
+        self._owned: Counter[str] = Counter()
+        """By broker: how many segments it owns, as far as this vote knows. So the segments of a lost broker go to its
+        followers alike, and each of these opens its share at the same time."""
         self._stuck_since: dict[tuple[SegmentName, int], float] = {}
         """By segment and epoch: since when all replicas that are there have answered, and are too few members; on the
         clock's `monotonic()`."""
@@ -104,6 +108,7 @@ class Elections:
         while (wanted := self._wanted()) and self._fence() is not None:
             current = {(name, known.value.epoch) for name, known in wanted.items()}
             self._promises = {key: found for key, found in self._promises.items() if key in current}
+            self._owned = Counter(record.owner for record in self._owners.table.all().values() if record.is_owned)
             seen = self._owners.view.changes
             await all_of(self._ask_broker(broker, wanted) for broker in self._asked(wanted))
             # Nobody else has answered: now a replica may win that has failed before, if it alone holds everything.
@@ -176,7 +181,7 @@ class Elections:
         record = known.value
         promises = self._promises.get((name, record.epoch), {})
         unfit = self._unfit(record)
-        winner = elected(promises.values(), record.replicas, record.write_quorum, record.epoch, avoid=unfit)
+        winner = elected(promises.values(), record.replicas, record.write_quorum, record.epoch, unfit, self._owned)
         if winner is not None and winner.broker in unfit and not all_asked:
             return None
         if winner is None and is_heir(promises.get(record.owner), record.elected):
@@ -192,6 +197,7 @@ class Elections:
             unchanged = self._topics.unchanged(name.topic.path)
         except TopicNotFound:
             return None
+        self._owned[winner.broker] += 1
         return Swap(name, known.revision, new, (fence, unchanged, *still_gone(given_up))), lossy
 
     async def _continue(self, names: Sequence[SegmentName]) -> None:

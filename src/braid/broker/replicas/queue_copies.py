@@ -19,12 +19,13 @@ from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName, check_name
 from braid.model.queue.events import decode_events, decode_snapshot, encode
 from braid.ports.disk import Buffer
-from braid.storage.queue_journal import QueueJournal, folder_of, read_image
+from braid.storage.queue_journal import QueueJournal, folder_of, read_image, remove_others
 from braid.storage.replica import ReplicaStorage
 
 QUEUE_BEGIN: Final = "queue_begin"
 QUEUE_APPEND: Final = "queue_append"
 QUEUE_READ: Final = "queue_read"
+QUEUE_KEEP: Final = "queue_keep"
 MESSAGES_S: Final = 3.0
 """How long events wait for the messages that they tell of."""
 
@@ -40,6 +41,7 @@ class QueueCopies:
         calls.register_with_payload(QUEUE_BEGIN, self.begin)
         calls.register_with_payload(QUEUE_APPEND, self.append)
         calls.register(QUEUE_READ, self.read)
+        calls.register(QUEUE_KEEP, self.keep)
 
     async def begin(self, arguments: Arguments, payload: Buffer) -> None:
         """Replace what is known of a queue by the owner's checkpoint."""
@@ -78,6 +80,16 @@ class QueueCopies:
                 if image is not None:
                     images[subscription] = encode(image.snapshot())
             return {"member": storage.member, "images": images}
+
+    async def keep(self, arguments: Arguments) -> None:
+        """Remove the journals of all subscriptions but those that the owner names: the others were deleted."""
+        name, epoch = SegmentName.parse(arguments["segment"]), Epoch(arguments["epoch"])
+        subscriptions = {check_name("subscription", each) for each in arguments["subscriptions"]}
+        async with self._copies.held(name, arguments["topic_id"], epoch) as storage:
+            _check_epoch(storage, epoch, name)
+            for key in [each for each in self._journals if each[0] == name and each[1] not in subscriptions]:
+                await self._journals.pop(key).abandon()
+            await remove_others(storage.disk, storage.folder, subscriptions)
 
     async def _journal(self, storage: ReplicaStorage, name: SegmentName, subscription: str) -> QueueJournal:
         """Return the journal, for a checkpoint of the owner. The caller holds the copy. The checkpoint has everything

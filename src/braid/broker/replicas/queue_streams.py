@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from braid.broker.queues.segment_queue import SegmentQueue
 from braid.broker.queues.segment_queues import SegmentQueues
-from braid.broker.replicas.queue_copies import QUEUE_APPEND, QUEUE_BEGIN
+from braid.broker.replicas.queue_copies import QUEUE_APPEND, QUEUE_BEGIN, QUEUE_KEEP
 from braid.broker.replicas.stream import Call
 from braid.model.errors import BraidError
 from braid.model.queue.events import QueueEvents, QueueSnapshot, all_events, encode
@@ -47,6 +47,8 @@ class QueueStream:
         self._waiting: dict[str, list[tuple[int, QueueEvents]] | None] = {}
         """By subscription: numbers and events that were not sent; None: a checkpoint is to be sent."""
         self._held: dict[str, int] = {}
+        self._is_tidy = False
+        """Whether the follower has no journals of subscriptions that were deleted."""
         self._more = asyncio.Event()
         self._retry = asyncio.Event()
 
@@ -72,6 +74,7 @@ class QueueStream:
         try:
             while True:
                 self._waiting = {queue.subscription: None for queue in self._queues.all()}
+                self._is_tidy = False
                 self._more.set()
                 try:
                     while True:
@@ -95,6 +98,7 @@ class QueueStream:
             queue, waiting = self._queues.find(subscription), self._waiting.pop(subscription)
             if queue is None:
                 self._held.pop(subscription, None)
+                self._is_tidy = False
                 continue
             about = {**self._about, "subscription": subscription}
             if waiting is None:
@@ -108,6 +112,10 @@ class QueueStream:
             self._held[subscription] = number
             queue.on_held(self.follower, number)
             self._on_held()
+        if self._queues.loaded and not self._is_tidy:
+            about = {**self._about, "subscriptions": sorted(self._queues.names)}
+            await self._call(self.follower, QUEUE_KEEP, about, timeout_s=ANSWER_S)
+            self._is_tidy = True
 
     def _forget(self) -> None:
         """Count nothing more: the follower's disk may be another one when it is back."""

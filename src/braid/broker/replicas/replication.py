@@ -23,6 +23,7 @@ Between 2 and 3 a vote of the old set finds everything that was confirmed, and s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
@@ -82,6 +83,7 @@ class Replication:
         self._reads = reads
         self._log: Log | None = None
         self._streams: dict[str, FollowerStream] = {}
+        self._sessions = itertools.count(1)
         self._tasks = TaskScope[str]()
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when enough replicas hold BEGIN of this epoch."""
@@ -197,6 +199,7 @@ class Replication:
             covered=self._covered,
             bring_history=lambda follower: self._bring_history(follower, self._catalog),
             reads=self._reads,
+            sessions=self._sessions,
         )
         stream = FollowerStream(follower, source, self._revision, self._count)
         self._streams[follower] = stream
@@ -417,6 +420,8 @@ class Replication:
                 holds = ready and self._end(replicas, change.write_quorum) >= log.replicated.value
                 if holds and self._hold_events(replicas, change.write_quorum):
                     await self._replace(change)
+            except Fenced:
+                return  # Another owner changes them.
             except MetadataError as error:
                 _log.warning("%s keeps its replicas for now: %s", self._name, error)
             if self._record.change == change:

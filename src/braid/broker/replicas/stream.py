@@ -1,9 +1,8 @@
 """What the owner of a segment does for one follower: find the common prefix, then send what is missing, piece by piece.
 
-    begin ─► the copy's position ─┬─ it leaves the owner's log (`parting`) ─► cut it there ──┐
-                                  ├─ its last batch is not the owner's     ─► begin it anew  ├─► pieces, pieces, …
-                                  ├─ it ends before the owner's files      ─► begin it anew  │
-                                  └─ it is a beginning of the owner's log ───────────────────┘
+    begin ─► the copy's position ─┬─ it is a beginning of the log ──────────► pieces, pieces, …
+                   ▲              │
+                   └── cut it, or begin it anew ◄─ it is not (alignment.py)
 
 The owner sends ahead, up to the credit that the follower has granted. So the follower syncs one piece while the next
 one is under way. Each answer says how far the follower's disk has come, and `on_held` hears of it.
@@ -21,13 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from braid.broker.replicas.alignment import CopyState, LogEvidence, Repair, Send, Step, align
 from braid.model.errors import (
     BraidError,
     Fenced,
@@ -39,11 +38,11 @@ from braid.model.errors import (
     quote,
 )
 from braid.model.ids import Offset
-from braid.model.log.epochs import begin_epoch, parting
+from braid.model.log.epochs import begin_epoch
 from braid.model.log.replication import FollowerStatus, LogPosition
 from braid.model.names import SegmentName
 from braid.ports.disk import Buffer
-from braid.storage.frames import BatchMark, FramePlace, LogFrames
+from braid.storage.frames import FramePlace, LogFrames
 from braid.storage.history.catalog import Catalog
 from braid.storage.log.log import Log
 from braid.storage.log.store import PlacedGroup
@@ -60,8 +59,6 @@ FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 10.0
 """A follower that registers is tried immediately, so this is for followers that are there and do not answer well."""
 
-_sessions: Final = itertools.count(1)
-"""Numbers of all streams of this process: a follower that leaves and comes back in one epoch gets another number."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -106,6 +103,8 @@ class StreamSource(msgspec.Struct, frozen=True):
     """Returns when the follower has the chunks, where brokers share no storage."""
     reads: Callable[[str], asyncio.Semaphore]
     """Bounds the pieces that are read for a follower (MAX_READS)."""
+    sessions: Iterator[int]
+    """The numbers of all sessions of this ownership: a follower that leaves and comes back gets another number."""
 
     @property
     def is_in_chunks(self) -> bool:
@@ -129,7 +128,7 @@ class FollowerStream:
         self._source = source
         self._revision = revision
         self._on_held = on_held
-        self._session = next(_sessions)
+        self._session = next(source.sessions)
         self._credit = 0
         self._place: FramePlace | None = None
         """What is sent next; None while no session has begun."""
@@ -250,70 +249,66 @@ class FollowerStream:
     # The beginning of a session.
 
     async def _begin(self) -> None:
+        """Make the copy a beginning of the log, and find the place at which it goes on."""
         source = self._source
         self._failure = None
         await source.bring_history(self.follower)
-        state = await self._ask("copy_begin", revision=self._revision())
-        starts = source.catalog.epochs
-        if not starts or starts[-1][0] != source.log.epoch:
-            starts = begin_epoch(starts, source.log.epoch, source.log.end)
-        parted_at = parting(starts, _position(state).end, state["record_epoch"])
-        if parted_at is not None:
-            _log.warning(
-                "%s: %s leaves the log at offset %d and reaches %d: it is cut there",
-                source.name, self.follower, parted_at, _position(state).end,
-            )  # fmt: skip
-            state = await self._cut(parted_at)
-        if not await self._is_ours(state):
-            state = await self._reset("its last batch is not the one of the log")
-        # The copy may hold batches that the disk here is still writing.
-        await source.log.written.reached(min(_position(state).end, source.log.end))
-        place = await source.frames.after(_position(state))
-        if place is None and source.log.base_offset > _position(state).end:
-            state = await self._reset(f"it ends at {_position(state).end}, before the first file here")
-            place = await source.frames.after(_position(state))
-        if place is not None and not _fits(place, state) and state["file_base"] == _position(state).end:
-            # Its newest file has only control batches, of an owner that did not come to serve.
-            state = await self._cut(_position(state).end)
-            place = await source.frames.after(_position(state))
-        if place is not None and not _fits(place, state) and _position(state).end == source.log.end:
-            # Chunks hold all of the log, and its newest file is closed. A file after it gives the copy a beginning.
-            await source.log.begin_file()
-            place = await source.frames.after(_position(state))
-        held = _position(state)
-        if source.is_in_chunks and held.end == source.log.end:
-            # The copy begins at the log's end: its seal stands in a file of which chunks hold all the records.
-            place, held = source.frames.end, source.log.position
-        elif place is None or not _fits(place, state):
-            raise LogDamaged(
-                f"no batch here follows the copy on {self.follower}, which ends at {_position(state)}",
-                _position(state).end,
-                source.log.end,
-            )
-        self.member = state["member"]
-        self._credit = state["credit"]
-        self._place = place
+        copy = await self._ask_state("copy_begin", revision=self._revision())
+        tried: set[Repair] = set()
+        while not isinstance(step := align(copy, await self._evidence(copy), tried), Send):
+            if step is None:
+                raise LogDamaged(
+                    f"no batch here follows the copy on {self.follower}, which ends at {copy.position}",
+                    copy.position.end,
+                    source.log.end,
+                )
+            tried.add(step.repair)
+            copy = await self._repair(copy, step)
+        self.member = copy.member
+        self._credit = copy.credit
+        self._place = step.place
         self.error = ""
-        self._note(held)
+        self._note(step.held)
 
-    async def _cut(self, end: Offset) -> dict[str, Any]:
+    async def _evidence(self, copy: CopyState) -> LogEvidence:
+        """Find what the log has beside this copy."""
+        source, log = self._source, self._source.log
+        starts = source.catalog.epochs
+        if not starts or starts[-1][0] != log.epoch:
+            starts = begin_epoch(starts, log.epoch, log.end)
+        last = await source.frames.mark_before(copy.position.end) if copy.last is not None else None
+        # The copy may hold batches that the disk here is still writing.
+        await log.written.reached(min(copy.position.end, log.end))
+        return LogEvidence(
+            starts=starts,
+            base_offset=log.base_offset,
+            position=log.position,
+            is_in_chunks=source.is_in_chunks,
+            last=last,
+            next=await source.frames.after(copy.position),
+            end=source.frames.end,
+        )
+
+    async def _repair(self, copy: CopyState, step: Step) -> CopyState:
+        """Carry out a repair; return the copy as it is then."""
+        match step.repair:
+            case Repair.BEGIN_FILE:
+                await self._source.log.begin_file()
+                return copy
+            case Repair.BEGIN_ANEW:
+                return await self._reset(step.why)
+        _log.warning("%s: %s is cut at offset %d: %s", self._source.name, self.follower, step.end, step.why)
         try:
-            state: dict[str, Any] = await self._ask("copy_cut", end=end)
-            return state
+            return await self._ask_state("copy_cut", end=step.end)
         except OutOfSequence as error:  # Any other error leaves the copy as it is: others may not hold what it holds.
-            return await self._reset(f"it cannot be cut at {end}: {error}")
+            return await self._reset(f"it cannot be cut at {step.end}: {error}")
 
-    async def _reset(self, why: str) -> dict[str, Any]:
+    async def _reset(self, why: str) -> CopyState:
         _log.warning("%s: the copy on %s begins anew: %s", self._source.name, self.follower, why)
-        state: dict[str, Any] = await self._ask("copy_reset")
-        return state
+        return await self._ask_state("copy_reset")
 
-    async def _is_ours(self, state: dict[str, Any]) -> bool:
-        """Compare the copy's last batch with the log's, if both have one there."""
-        if state["last"] is None:
-            return True
-        ours = await self._source.frames.mark_before(state["position"]["end"])
-        return ours is None or ours == BatchMark(*state["last"])
+    async def _ask_state(self, call: str, **arguments: Any) -> CopyState:
+        return msgspec.convert(await self._ask(call, **arguments), CopyState)
 
     async def _ask(self, call: str, **arguments: Any) -> Any:
         return await self._source.calls.call(self.follower, call, {**self._about(), **arguments}, timeout_s=ANSWER_S)
@@ -435,7 +430,7 @@ class FollowerStream:
             self._on_held()
 
     def _end_session(self) -> None:
-        self._session = next(_sessions)  # What is under way counts no longer.
+        self._session = next(self._source.sessions)  # What is under way counts no longer.
         self.held = None
         self._place = None
         self._waits = False
@@ -454,12 +449,3 @@ class FollowerStream:
         await self._ask("copy_admit")
         if session == self._session:  # In another session it may have another disk.
             self.member = True
-
-
-def _fits(place: FramePlace, state: dict[str, Any]) -> bool:
-    """Tell whether the copy can go on at this place of the log: in its newest file, or in a new one."""
-    return place.file_base in (state["file_base"], _position(state).end)
-
-
-def _position(state: dict[str, Any]) -> LogPosition:
-    return msgspec.convert(state["position"], LogPosition)

@@ -42,6 +42,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from braid.broker.config import CursorConfig
 from braid.metadata import paths
@@ -57,6 +58,7 @@ from braid.model.errors import (
 from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId, Revision
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
+from braid.model.queue.events import QueueSnapshot, pack_state
 from braid.model.stored_record import decode, encode
 from braid.model.subscription import Cursor, Drained, Placing
 from braid.ports.tasks import end
@@ -270,10 +272,10 @@ class Cursors:
             self._urgent.set()
         return True
 
-    async def place(self, placing: Placing) -> Offset:
+    async def place(self, placing: Placing, skipped: Callable[[], QueueSnapshot] | None = None) -> Offset:
         """Place the cursor of a seek, or the missing cursor of a new subscription. When this returns, the cursor is
         stored as far as the log is synced. Return where the cursor stands. `ConditionFailed` if another call has placed
-        it since the caller looked."""
+        it since the caller looked. A queue says what is `skipped` when its messages are: that state goes along."""
         subscription, offset = placing.subscription, placing.offset
         self._check_place(subscription, offset)
         async with self._lock:
@@ -286,10 +288,13 @@ class Cursors:
                 raise ConditionFailed(
                     f"subscription {subscription} was set to another place of {self.name} meanwhile; try again"
                 )
-            if placing.skip and known is not None:
+            state = skipped() if skipped is not None else None
+            if state is not None:
+                offset = Offset(state.base)
+            elif placing.skip and known is not None:
                 offset = Offset(min(max(offset, known) + placing.skip, self._end()))
             queue = placing.queue or subscription in self._queues
-            await self._place(subscription, offset, placed_by=placing.request_id, queue=queue)
+            await self._place(subscription, offset, placed_by=placing.request_id, queue=queue, state=state)
             return offset
 
     async def _placements_now(self, subscription: str) -> set[int]:
@@ -324,10 +329,13 @@ class Cursors:
         queue: bool,
         placed_by: RequestId = NO_REQUEST,
         unless: str | None = None,
+        state: QueueSnapshot | None = None,
     ) -> bool:
         placement, moved_at = self._last_placement + 1, self._now_us()
         at = min(offset, self._durable_end())
-        place = _Place(at, placement, placed_by, moved_at, self._drained(at), queue, b"")
+        # Of no epoch: this owner goes on, so a vote must not take the state for the last one.
+        packed = pack_state(replace(state, placement=placement), 0) if state is not None else b""
+        place = _Place(at, placement, placed_by, moved_at, self._drained(at), queue, packed)
         try:
             written = await self._write({subscription: place}, unless=unless)
         except MetadataError:
@@ -344,6 +352,8 @@ class Cursors:
         self._placed_by[subscription] = placed_by
         self._moved_at[subscription] = moved_at
         self._states.pop(subscription, None)
+        if packed:
+            self._states[subscription] = packed
         (self._queues.add if queue else self._queues.discard)(subscription)
         self._settle([subscription])
         return True

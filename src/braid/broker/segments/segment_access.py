@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from braid.broker.error_mapping import to_client
 from braid.broker.peers.calls import Arguments, PeerCalls
+from braid.broker.queues.segment_queue import SegmentQueue
 from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
@@ -65,6 +67,8 @@ T = TypeVar("T")
 
 class QueuesOfSegment(Protocol):
     """The queues of a segment on its owner, as questions see them (`SegmentQueues`)."""
+
+    def find(self, subscription: str) -> SegmentQueue | None: ...
 
     def follow_cursor(self, subscription: str) -> None: ...
 
@@ -189,7 +193,15 @@ class PlaceCursor(Question[Offset], frozen=True, tag=True):
         placing, subscription = self.placing, self.placing.subscription
         offset = segment.earliest if placing.skip else min(placing.offset, segment.end)
         await segment.sync_to(segment.end if placing.skip else offset)
-        stands = await segment.cursors.place(msgspec.structs.replace(placing, offset=offset))
+        placing = msgspec.structs.replace(placing, offset=offset)
+        queue = segment.queues.find(subscription) if placing.skip else None
+        try:
+            # A queue skips messages that are not settled. Those that are settled after them stay so.
+            skipped = partial(queue.after_skipping, placing.skip) if queue is not None else None
+            stands = await segment.cursors.place(placing, skipped)
+        finally:
+            if queue is not None:
+                queue.resume()
         if not placing.only_if_absent:
             # Immediately, before an ack that is under way on an old channel can move the cursor.
             segment.close_channels(subscription, RESET, f"subscription {subscription} was set to offset {stands}")

@@ -43,16 +43,26 @@ class OwnBroker:
             self._process = subprocess.Popen(  # noqa: S603 (our own command)
                 command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
             )
+        try:
+            if self._found_url():
+                return
+        except BaseException:
+            self.kill()
+            raise
+        self._process.wait(START_TIMEOUT_S)
+        with open(f"{self.folder}.log", encoding="utf-8") as log:
+            said = log.read().strip().splitlines()[-1:] or ["nothing"]
+        raise click.ClickException(f"the benchmark's own broker did not start; it said: {said[0]}")
+
+    def _found_url(self) -> bool:
+        """Wait until the broker says where it listens. False if it ends without a word."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if (found := _URL.search(line)) is not None:
                 self.url = found[0]
                 self._listen = self.url.removeprefix("braid://")
-                return
-        self._process.wait(START_TIMEOUT_S)
-        with open(f"{self.folder}.log", encoding="utf-8") as log:
-            said = log.read().strip().splitlines()[-1:] or ["nothing"]
-        raise click.ClickException(f"the benchmark's own broker did not start; it said: {said[0]}")
+                return True
+        return False
 
     @property
     def pid(self) -> int:

@@ -9,6 +9,7 @@ end.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -50,6 +51,9 @@ def bench() -> None:
 
     Without --url (or BRAID_URL) a broker is started for the measurement, on this machine.
     """
+    # So that brokers and their folders do not outlive a benchmark that is killed.
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 def _shared_options(command: C) -> C:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from braid.cli.extras import require_server
+from braid.cli.extras import require_console, require_server
 from braid.cli.terminal.output import Column, json_option, paint, print_json, print_table
 from braid.model.errors import InvalidConfig
 from braid.wire.address import format_url, parse_url
@@ -65,20 +65,42 @@ _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
     metavar="URL",
     help="Where history goes: local (each broker's folder), file:///PATH or s3://BUCKET/PREFIX.",
 )
+@click.option("--console", "with_console", is_flag=True, help="Show the cluster in the browser, too.")
+@click.option(
+    "--console-port",
+    type=click.IntRange(0, 65_535),
+    default=8670,
+    metavar="PORT",
+    help="Where browsers connect. [default: 8670]",
+)
 @json_option
-def up(brokers: int, data: str, port: int, admin_port: int, storage: str, as_json: bool) -> int:
+def up(
+    brokers: int,
+    data: str,
+    port: int,
+    admin_port: int,
+    storage: str,
+    with_console: bool,
+    console_port: int,
+    as_json: bool,
+) -> int:
     """Run a cluster of brokers on this machine, until Ctrl-C.
 
     Broker i, from 0 on, is called broker-i and listens on PORT + i and ADMIN_PORT + i; with port 0, on free ports. The
     brokers share their topics: any broker takes any request. You can use the folder again with as many brokers, or
     more.
 
+    With --console, a web console runs beside the brokers, in a process of its own.
+
     \b
     Examples:
       braid up
+      braid up --console
       braid up --brokers 5 --data /tmp/braid --storage file:///tmp/braid/history
     """
     require_server("braid up")
+    if with_console:
+        require_console("braid up --console")
     for name, first in ("--port", port), ("--admin-port", admin_port):
         if first and first + brokers - 1 > 65_535:
             raise click.BadParameter(f"{first} + {brokers - 1} is above 65535", param_hint=f"'{name}'")
@@ -88,7 +110,8 @@ def up(brokers: int, data: str, port: int, admin_port: int, storage: str, as_jso
         raise InvalidConfig(f"the folder {data} cannot be made: {error.strerror}") from error
     _check_folder(data)
     members = [_Member(number, data, port, admin_port, storage) for number in range(brokers)]
-    return asyncio.run(_run(members, as_json=as_json))
+    console = _ConsoleMember(console_port) if with_console else None
+    return asyncio.run(_run(members, console, as_json=as_json))
 
 
 def _check_folder(data: str) -> None:
@@ -110,7 +133,7 @@ class _Member:
     """One broker's process."""
 
     def __init__(self, number: int, data: str, port: int, admin_port: int, storage: str) -> None:
-        self.id: Final = f"broker-{number}"
+        self.id = f"broker-{number}"
         self.ready: dict[str, Any] = {}
         """The line that the broker prints when it is ready."""
         self._prefix = paint(f"{self.id} | ", _COLOURS[number % len(_COLOURS)], sys.stderr)
@@ -128,7 +151,8 @@ class _Member:
     async def start(self) -> None:
         """Start the broker and wait until it is ready. Raises if it ends before."""
         self._process = await asyncio.create_subprocess_exec(
-            *(*self._command, "--listen", self._listen, "--admin", self._admin),
+            *self._command,
+            *self._addresses(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -143,7 +167,13 @@ class _Member:
             await self._process.wait()
             raise InvalidConfig(f"{self.id} did not start; its last lines say why")
         self.ready = msgspec.json.decode(line)
-        # Clients know these ports: the next start takes them, too, also where any free port was asked for.
+        self._remember_addresses()
+
+    def _addresses(self) -> list[str]:
+        return ["--listen", self._listen, "--admin", self._admin]
+
+    def _remember_addresses(self) -> None:
+        """Let the next start take the same ports, also where any free port was asked for: clients know them."""
         self._listen = self.ready["url"].removeprefix("braid://")
         self._admin = self.ready["adminUrl"].removeprefix("http://")
 
@@ -196,7 +226,33 @@ class _Member:
             sys.stderr.flush()
 
 
-async def _run(members: Sequence[_Member], *, as_json: bool) -> int:
+class _ConsoleMember(_Member):
+    """The console's process. It is kept as brokers are."""
+
+    def __init__(self, port: int) -> None:
+        self.id = "console"
+        self.ready = {}
+        self._prefix = paint("console | ", "37", sys.stderr)
+        self._listen = f"127.0.0.1:{port}"
+        self._admin = ""
+
+    def watch(self, members: Sequence[_Member]) -> None:
+        """Show these brokers, which are ready."""
+        admin_urls = ",".join(member.ready["adminUrl"] for member in members)
+        self._command = [
+            *(sys.executable, "-m", "braid.cli.main", "console", "--json"),
+            *("--admin-url", admin_urls, "--url", _url([member.ready for member in members])),
+        ]
+
+    def _addresses(self) -> list[str]:
+        return ["--listen", self._listen]
+
+    def _remember_addresses(self) -> None:
+        self._listen = self.ready["url"].removeprefix("http://")
+
+
+async def _run(brokers: Sequence[_Member], console: _ConsoleMember | None, *, as_json: bool) -> int:
+    members = [*brokers, *([console] if console is not None else [])]
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
 
@@ -210,7 +266,7 @@ async def _run(members: Sequence[_Member], *, as_json: bool) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
     try:
-        starting = asyncio.gather(*(member.start() for member in members))
+        starting = loop.create_task(_start(brokers, console), name="start the cluster")
         waiting: list[asyncio.Future[Any]] = [starting, stop]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
@@ -218,7 +274,7 @@ async def _run(members: Sequence[_Member], *, as_json: bool) -> int:
             await asyncio.wait([starting])
             return 0
         starting.result()
-        _announce(members, as_json=as_json)
+        _announce(brokers, console, as_json=as_json)
         keepers = [loop.create_task(member.keep(stop), name=f"keep {member.id}") for member in members]
         await stop
         await _stop(members)
@@ -226,6 +282,13 @@ async def _run(members: Sequence[_Member], *, as_json: bool) -> int:
         return 0
     finally:
         await _stop(members)
+
+
+async def _start(brokers: Sequence[_Member], console: _ConsoleMember | None) -> None:
+    await asyncio.gather(*(member.start() for member in brokers))
+    if console is not None:
+        console.watch(brokers)
+        await console.start()
 
 
 def next_pause(last_s: float, lived_s: float) -> float:
@@ -253,15 +316,17 @@ async def _stop(members: Sequence[_Member]) -> None:
     await asyncio.gather(*(member.ended() for member in running))
 
 
-def _announce(members: Sequence[_Member], *, as_json: bool) -> None:
-    ready = [member.ready for member in members]
+def _announce(brokers: Sequence[_Member], console: _Member | None, *, as_json: bool) -> None:
+    ready = [member.ready for member in brokers]
     if as_json:
-        print_json(ready)
+        print_json(ready if console is None else [*ready, {"console": console.ready["url"]}])
         return
     rows = [(each["id"], each["url"], each["adminUrl"]) for each in ready]
     print_table([Column("BROKER"), Column("CLIENTS"), Column("ADMIN")], rows, empty="")
     click.echo("Any broker takes any request. Name several, so that one may be down:")
     click.echo(f"  export BRAID_URL={_url(ready)}")
+    if console is not None:
+        click.echo(f"The console is at {console.ready['url']}")
     click.echo("Ctrl-C stops them.")
     sys.stdout.flush()
 

@@ -137,7 +137,7 @@ def advise(
     applied = apply_advice(target, path, found) if apply else []
     shown = {**msgspec.to_builtins(found), "applied": msgspec.to_builtins(applied)} if apply else found
     errors = [f"{each.command}: {each.error}" for each in applied if each.error is not None]
-    run.finish(shown, render(found, applied), failed=bool(errors), errors=errors)
+    run.finish(shown, render(found, applied), target=target, failed=bool(errors), errors=errors)
 
 
 class AppliedCommand(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ def audit(target: Target, run: SparkRun, topic: str, manifest: str | None, deep:
         from braid.spark.jobs.audit.job import audit_topic
 
         report = audit_topic(spark, source_options(target, path, manifest), deep=deep)
-    run.finish(report, render(report), failed=not report.ok)
+    run.finish(report, render(report), target=target, failed=not report.ok)
 
 
 def render(report: AuditReport) -> list[Part]:

@@ -54,7 +54,7 @@ def compact(target: Target, run: SparkRun, topic: str, target_bytes: int, dry_ru
         from braid.spark.jobs.compact import compact_topic
 
         report = compact_topic(spark, source_options(target, path), target_bytes=target_bytes, dry_run=dry_run)
-    run.finish(report, render(report), failed=not report.ok)
+    run.finish(report, render(report), target=target, failed=not report.ok)
 
 
 def render(report: CompactReport) -> list[Part]:

@@ -92,7 +92,7 @@ def lake(
                 skip_lost=skip_lost,
                 on_step=_print_step if follow and not run.as_json else _nothing,
             ).run(ending)
-    run.finish(report, render(report))
+    run.finish(report, render(report), target=target)
 
 
 @contextmanager

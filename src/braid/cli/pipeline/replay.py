@@ -109,7 +109,7 @@ def replay(
             max_records=max_records or MAX_RECORDS,
             create=create,
         ).run()
-    run.finish(report, render(report))
+    run.finish(report, render(report), target=target)
 
 
 def render(report: ReplayReport) -> list[Part]:

@@ -7,14 +7,17 @@ terminal, in a pipe and without colours.
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
+import msgspec
 
 from braid.cli.terminal.output import Column, bytes_text, paint, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
+    from braid.client.client import Client
     from braid.spark.jobs.report import JobReport
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -67,6 +70,17 @@ def print_report(report: JobReport | Mapping[str, Any], parts: Iterable[Part], *
                 _print_title(title)
                 for line in lines:
                     click.echo(line)
+
+
+async def publish_report(
+    client: Client, topic: str, job: str, report: JobReport | Mapping[str, Any], *, ok: bool
+) -> None:
+    """Publish the exact report, as JSON. Reports of the same job and topic have one key, so they keep their order."""
+    content = msgspec.to_builtins(report)
+    published = {"job": job, "ok": ok, "at": time.time_ns() // 1_000, "report": content}
+    key = f"{job} {content.get('topic', '')}".strip()
+    async with client.producer(topic) as producer:
+        await producer.send(msgspec.json.encode(published), key)
 
 
 def _print_title(title: str) -> None:

@@ -9,7 +9,7 @@
 
         with run.session(f"audit {topic}") as spark, run.progress(spark, f"Auditing {topic}"):
             report = audit_topic(spark, …)
-        run.finish(report, render(report), failed=not report.ok)
+        run.finish(report, render(report), target=target, failed=not report.ok)
 
 This module imports PySpark only when a job asks for a session. The session and its Java process end whatever happens,
 Ctrl-C included. Java's output goes to a file, which is deleted when the job is done. If Spark itself failed, the file
@@ -36,7 +36,7 @@ import click
 import msgspec
 
 from braid.cli.pipeline.errors import job_error
-from braid.cli.pipeline.report import Part, print_report
+from braid.cli.pipeline.report import Part, print_report, publish_report
 from braid.cli.target import Target, ask
 from braid.cli.terminal.output import duration_text, print_error
 from braid.cli.terminal.spinner import status_line
@@ -62,6 +62,7 @@ class SparkRun(msgspec.Struct, frozen=True):
     py_files: tuple[str, ...] = ()
     as_json: bool = False
     verbose: bool = False
+    report_topic: str = ""
 
     def session(self, name: str) -> AbstractContextManager[SparkSession]:
         return spark_session(
@@ -73,13 +74,18 @@ class SparkRun(msgspec.Struct, frozen=True):
         report: JobReport | Mapping[str, Any],
         parts: Iterable[Part],
         *,
+        target: Target,
         failed: bool = False,
         errors: Iterable[str] = (),
     ) -> None:
-        """Print the report, then the errors. Exit with code 1 if the job has `failed`."""
+        """Print the report, then the errors, and publish the report if a topic is named for it. Exit with code 1 if the
+        job has `failed`."""
         print_report(report, parts, as_json=self.as_json)
         for error in errors:
             print_error(error)
+        if self.report_topic:
+            job = click.get_current_context().info_name or ""
+            ask(target, lambda client: publish_report(client, self.report_topic, job, report, ok=not failed))
         if failed:
             click.get_current_context().exit(1)
 
@@ -252,6 +258,13 @@ _OPTIONS: Final = (
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help="Python code that executors on other machines need besides Braid; may be repeated.",
+    ),
+    click.option(
+        "--report-topic",
+        default="",
+        envvar="BRAID_REPORT_TOPIC",
+        metavar="TOPIC",
+        help="Publish the report to this topic, where `braid console` finds it. [env: BRAID_REPORT_TOPIC]",
     ),
     click.option("-v", "--verbose", is_flag=True, help="Show what Spark itself prints, instead of progress."),
     click.option("--json", "as_json", is_flag=True, help="Answer in JSON."),

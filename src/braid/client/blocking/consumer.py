@@ -16,30 +16,61 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from braid.client.blocking.loop_thread import LoopThread
 from braid.client.consuming.checkpoint import CheckpointConsumer
-from braid.client.consuming.consumer import NO_MESSAGES, Consumer, Fetched
+from braid.client.consuming.consumer import NO_MESSAGES, Consumer, ConsumerLifecycle, Fetched
 from braid.client.consuming.delivery import ReceivedBatch
 from braid.client.consuming.stream import ACK_DELAY_S, StreamConsumer
 from braid.model.errors import BatchUnreadable, BraidError, ClientClosed
 from braid.model.message import Message
 
+L = TypeVar("L", bound=ConsumerLifecycle)
 C = TypeVar("C", bound=Consumer)
 
 
-class BlockingConsumer(Generic[C]):
+class BlockingLifecycle(Generic[L]):
+    """Starts and closes an asyncio consumer from the caller's thread."""
+
+    def __init__(self, thread: LoopThread, consumer: L) -> None:
+        self._thread = thread
+        self._consumer: Final = consumer
+
+    @property
+    def topic(self) -> str:
+        return self._consumer.topic
+
+    def start(self) -> None:
+        """Begin to receive. `with` and the first `receive` call this."""
+        self._thread.call(self._consumer.start())
+
+    def close(self) -> None:
+        """End receiving. Closing twice is fine. In a forked child this does nothing: the parent has the consumer."""
+        self._run_at_end(self._consumer.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run_at_end(self._consumer.__aexit__(kind, error, trace))
+
+    def _run_at_end(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._thread.forked:
+            work.close()
+        else:
+            self._thread.call(work)
+
+
+class BlockingConsumer(BlockingLifecycle[C]):
     """Fetches whole deliveries from the asyncio consumer and hands out their messages in the caller's thread."""
 
     def __init__(self, thread: LoopThread, consumer: C) -> None:
-        self._thread = thread
-        self._consumer: Final = consumer
+        super().__init__(thread, consumer)
         self._taking: concurrent.futures.Future[Fetched | None] | None = None
         """Waits for the next delivery. It outlives a `receive` that timed out or was interrupted, so nothing is
         lost."""
         self._current: Fetched | None = None
         self._messages: Iterator[Message] = NO_MESSAGES
-
-    @property
-    def topic(self) -> str:
-        return self._consumer.topic
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message, or None if none came within `timeout` seconds."""
@@ -111,29 +142,6 @@ class BlockingConsumer(Generic[C]):
             raise
         self._taking = None
         return taken
-
-    def start(self) -> None:
-        """Begin to receive. `with` and the first `receive` call this."""
-        self._thread.call(self._consumer.start())
-
-    def close(self) -> None:
-        """End receiving. Closing twice is fine. In a forked child this does nothing: the parent has the consumer."""
-        self._run_at_end(self._consumer.close())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run_at_end(self._consumer.__aexit__(kind, error, trace))
-
-    def _run_at_end(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._thread.forked:
-            work.close()
-        else:
-            self._thread.call(work)
 
 
 class BlockingStreamConsumer(BlockingConsumer[StreamConsumer]):

@@ -25,6 +25,7 @@ from braid.client.producing.producer import Producer
 from braid.model.batch.encode import Headers
 from braid.model.errors import BraidError, ClientClosed, TimedOut
 from braid.model.message import MessageId
+from braid.model.names import TopicName
 
 T = TypeVar("T")
 
@@ -107,6 +108,10 @@ class BlockingProducer:
         self._refused: BraidError | None = None
         """The first error of a record that the producer refused since the last flush."""
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def topic(self) -> TopicName:
+        return self._producer.topic
 
     def send(
         self,

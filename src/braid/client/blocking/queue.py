@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from braid.client.blocking.loop_thread import LoopThread
+from braid.client.blocking.consumer import BlockingLifecycle
 from braid.client.consuming.queue import QueueConsumer
 from braid.model.message import QueueMessage
 
@@ -15,16 +13,8 @@ MOST_AHEAD: Final = 1_000
 """How many messages the caller's thread takes from the loop together."""
 
 
-class BlockingQueueConsumer:
+class BlockingQueueConsumer(BlockingLifecycle[QueueConsumer]):
     """Consumes a queue subscription; `client.queue_consumer` makes it."""
-
-    def __init__(self, thread: LoopThread, consumer: QueueConsumer) -> None:
-        self._thread = thread
-        self._consumer: Final = consumer
-
-    @property
-    def topic(self) -> str:
-        return self._consumer.topic
 
     @property
     def subscription(self) -> str:
@@ -33,10 +23,6 @@ class BlockingQueueConsumer:
     @property
     def name(self) -> str:
         return self._consumer.name
-
-    def start(self) -> None:
-        """Begin to receive. `with` and the first `receive` call this."""
-        self._thread.call(self._consumer.start())
 
     def receive(self, timeout: float | None = None) -> QueueMessage | None:
         """Return the next message, or None if none came within `timeout` seconds."""
@@ -81,18 +67,3 @@ class BlockingQueueConsumer:
         """Store the acks, and give back all messages that are here. Closing twice is fine. In a forked child this does
         nothing: the parent has the consumer."""
         self._run_at_end(self._consumer.close())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run_at_end(self._consumer.__aexit__(kind, error, trace))
-
-    def _run_at_end(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._thread.forked:
-            work.close()
-        else:
-            self._thread.call(work)

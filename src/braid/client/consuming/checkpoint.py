@@ -130,10 +130,10 @@ def kept_positions(
     read to its end. `NotServing` if the layout is older than the positions: the newest segment of a topic is always in
     its layout."""
     known = set(segments)
-    lost = sorted(segment for segment, position in positions.items() if position != END and segment not in known)
-    if lost and max(positions) > max(known, default=-1):
-        raise NotServing(f"no broker that was asked knows segment {max(positions)} of the topic yet; try again")
-    if lost:
+    newest = max(positions, default=-1)
+    if newest > max(known, default=-1):
+        raise NotServing(f"no broker that was asked knows segment {newest} of the topic yet; try again")
+    if lost := sorted(segment for segment, position in positions.items() if position != END and segment not in known):
         raise SegmentNotFound(
             f"the topic has no segment {', '.join(map(str, lost))} any more, and it was not read to its end: what was "
             "left of it is gone; begin at 'earliest' to read what there is"

@@ -107,8 +107,8 @@ class Fetched(NamedTuple):
     batch: ReceivedBatch
 
 
-class Consumer(ABC):
-    """Receives records of one topic, in its client's event loop. One task at a time receives.
+class ConsumerLifecycle(ABC):
+    """Begins once, whichever call needs it first, and ends with an error that every later call raises.
 
     `async with` begins to receive, and closes the consumer at the end. Without it, the first `receive` begins, and the
     program closes the consumer or its client.
@@ -117,12 +117,87 @@ class Consumer(ABC):
     def __init__(self, topic: str) -> None:
         self.topic: Final = topic
         """The path `tenant/namespace/name`."""
+        self.started = False
         self._failure: BraidError | None = None
         """The error that ended receiving."""
-        self.started = False
         self._starts = asyncio.Lock()
         self._opening: asyncio.Task[None] | None = None
         """Starts the consumer for a `receive`. It outlives a `receive` that timed out or was cancelled."""
+
+    async def start(self) -> None:
+        """Begin to receive. `async with` and the first `receive` call this."""
+        async with self._starts:
+            self.check_usable()
+            if not self.started:
+                await self._begin()
+                self.started = True
+
+    def check_usable(self) -> None:
+        """Raise the error that ended the consumer, if there is one. Any thread may ask."""
+        if self._failure is not None:
+            raise self._failure.again()
+
+    def on_fork(self, error: BraidError) -> None:
+        """Refuse everything with this error, in a forked child."""
+        self._failure = error
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End receiving. Closing twice is fine."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Close without waiting for any broker. No task of the consumer runs afterwards."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except BraidError:
+            if error is None:  # Otherwise it would hide the application's own error.
+                raise
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Begin to receive."""
+
+    @abstractmethod
+    def _wake_receivers(self) -> None:
+        """Let calls that wait for messages look again."""
+
+    def _fail(self, error: BraidError) -> None:
+        """Make receiving raise this error from now on."""
+        if self._failure is None:
+            self._failure = error
+            self._wake_receivers()
+
+    async def _begin_by_receive(self) -> None:
+        """Start the consumer, because the program did not. After a failure, the next call tries again."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self.start(), name=f"open {self.topic}")
+            self._opening.add_done_callback(_look_at)
+        opening = self._opening
+        try:
+            await result_of(opening)
+        finally:
+            if opening.done():
+                self._opening = None
+
+    async def _end_opening(self) -> None:
+        if self._opening is not None:
+            await cancel([self._opening])
+
+
+class Consumer(ConsumerLifecycle):
+    """Receives records of one topic, in its client's event loop. One task at a time receives."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
         self._news = asyncio.Event()
         self._turns: deque[SegmentReader] = deque()
         self._current: Fetched | None = None
@@ -215,11 +290,6 @@ class Consumer(ABC):
         """Whether the records of this delivery still belong to this consumer. Any thread may ask."""
         return taken.reader.valid and self._failure is None
 
-    def check_usable(self) -> None:
-        """Raise the error that ended the consumer, if there is one. Any thread may ask."""
-        if self._failure is not None:
-            raise self._failure.again()
-
     def _next_message(self) -> Message | None:
         """Hot: called for each message."""
         while True:
@@ -278,7 +348,7 @@ class Consumer(ABC):
             reader.queued = True
             self._turns.append(reader)
 
-    def _on_nothing_left(self, reader: SegmentReader) -> None:  # noqa: B027 — most have nothing to do here
+    def _on_nothing_left(self, reader: SegmentReader) -> None:
         """Called when this reader had its turn and its channel had nothing."""
 
     async def _news_before(self, deadline: float | None) -> bool:
@@ -296,66 +366,8 @@ class Consumer(ABC):
             return False
         return True
 
-    async def _begin_by_receive(self) -> None:
-        """Start the consumer, because the program did not. After a failure, the next call tries again."""
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self.start(), name=f"open {self.topic}")
-            self._opening.add_done_callback(_look_at)
-        opening = self._opening
-        try:
-            await result_of(opening)
-        finally:
-            if opening.done():
-                self._opening = None
-
-    # Ending.
-
-    def _fail(self, error: BraidError) -> None:
-        """Make receiving raise this error from now on."""
-        if self._failure is None:
-            self._failure = error
-            self._news.set()
-
-    async def start(self) -> None:
-        """Begin to receive. `async with` and the first `receive` call this."""
-        async with self._starts:
-            self.check_usable()
-            if not self.started:
-                await self._begin()
-                self.started = True
-
-    @abstractmethod
-    async def _begin(self) -> None:
-        """Begin to receive."""
-
-    async def _end_opening(self) -> None:
-        if self._opening is not None:
-            await cancel([self._opening])
-
-    def on_fork(self, error: BraidError) -> None:
-        """Refuse everything with this error, in a forked child."""
-        self._failure = error
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End receiving. Closing twice is fine."""
-
-    @abstractmethod
-    async def end(self) -> None:
-        """Close without waiting for any broker. No task of the consumer runs afterwards."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.close()
-        except BraidError:
-            if error is None:  # Otherwise it would hide the application's own error.
-                raise
+    def _wake_receivers(self) -> None:
+        self._news.set()
 
 
 def closed_error(what: str) -> ClientClosed:

@@ -38,8 +38,8 @@ The record says whose turn it is:
                                                       the topic's policy
     unable to open   says why, tries on               the same                          clean: assigns it to the target;
                                                                                         else refuses
-    back, after it   opens it again                   assigns it to that owner          —
-    was given up
+    back, after it   opens it again; as a replica,    assigns it to that owner; of      —
+    was given up     it promises the epoch            replicas: → RECOVERING
 
 Lost: all brokers whose disks hold what no other disk does are down or unable to open the segment; of replicas, so many
 that the others are too few to vote (leader_step.py).

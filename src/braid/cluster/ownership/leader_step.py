@@ -5,8 +5,8 @@
     SEALED                                             it is assigned: to `move.to` if that broker can have it
     ASSIGNED, clean, to a broker that is gone          it is assigned anew
     ASSIGNED, clean, to a broker that cannot open it   it is assigned to a broker that has not tried yet
-    ASSIGNED, a loss is accepted, and a broker that    it is assigned to that broker: nothing needs to be lost
-    was given up for it is back
+    ASSIGNED, a loss is accepted, and a broker that    it is assigned to that broker; if it had replicas, they are to
+    was given up for it is back                        vote → RECOVERING: nothing needs to be lost
     not clean, with replicas, its owner is gone or     its replicas are to vote → RECOVERING, as soon as enough of them
     cannot open it                                     are there
     RECOVERING                                         its replicas vote (broker/replicas)
@@ -14,6 +14,8 @@
     replica that was given up for it is back
     elected, a loss is accepted, and too few replicas  other brokers take the places of those that are gone
     are there to confirm a record
+    not clean, all replicas confirm a record, and      those that are there vote → RECOVERING; then other brokers take
+    some of them stay away                             the places of the others
     lost (below)                                       it waits; if the topic's policy is `continue`, for its time only
     SERVING, of a live broker that drains              it gets a move, a few at a time
     SERVING, of a live broker, with other replicas     it gets a change of its replicas, a few at a time
@@ -31,7 +33,9 @@ A segment is *lost* when its records are only on disks of brokers that are gone 
 the record is clean, of its holders. A loss that is accepted gives these disks up: then any broker can have the segment.
 A segment with replicas is lost when too few of them are there to vote, or to confirm a record after that. A loss that
 is accepted lets fewer vote, and others take the places of those that are gone. Only if no replica is there, any broker
-can have the segment.
+can have the segment. Until it serves, the replicas that were given up keep what they have: they get no new copies, if
+other brokers suffice, and vote as soon as one of them is back. Of several holders, the one that is back gets the
+segment.
 
 An owner that is there and cannot open the segment is the same as an owner that is gone, with one difference. The policy
 `continue` accepts a loss only for failures that last: it does not give up records because a disk is full for a while.
@@ -57,7 +61,6 @@ from braid.cluster.balancing.policy import BalancePolicy
 from braid.cluster.balancing.recent_moves import BALANCE
 from braid.cluster.ownership.replica_sets import (
     EMPTIED,
-    NOT_REPLICATED,
     REPLACE_AFTER_S,
     Patience,
     ReplicaSet,
@@ -65,6 +68,7 @@ from braid.cluster.ownership.replica_sets import (
     has_enough,
     may_need_change,
     next_set,
+    stays_away,
 )
 from braid.cluster.placement import Tally, place_all
 from braid.cluster.snapshot import Placed, Snapshot, coming_replicas
@@ -90,7 +94,7 @@ class Reason(Enum):
     REASSIGNED = "reassigned"
     """Its owner went before it served, or cannot open it."""
     RETURNED = "returned"
-    """A loss was accepted, and the broker that was given up came back before another one served the segment."""
+    """A loss was accepted, and a broker that was given up came back before another one served the segment."""
     RECOVERING = "recovering"
     """Its owner is gone or cannot open it; its replicas are to vote."""
     CONTINUED = "continued"
@@ -313,8 +317,9 @@ def _assign(
         return _recover(snapshot, each, record, revision, tally, patience)
     back = _returned(snapshot, record)
     if back is not None:
-        _give(tally(), each.ref, back, NOT_REPLICATED)
-        return Decision(each.name, revision, record.assigned(back), Reason.RETURNED)
+        if back.is_owned:
+            _give(tally(), each.ref, back.owner, ReplicaSet.of(back))
+        return Decision(each.name, revision, back, Reason.RETURNED)
     accept_loss = False
     gone = tuple(broker for broker in record.given_up if not snapshot.is_live(broker))
     if record.state is OwnershipState.SEALED:
@@ -348,7 +353,10 @@ def anew(
     if target is None:
         return None
     tally.forget(each.ref)
-    copies = next_set(snapshot, each, record, target, tally, patience)
+    before = record.before_loss(accept_loss=accept_loss)
+    copies = next_set(snapshot, each, record, target, tally, patience, without=before.keepers if before else ())
+    if copies is None and before is not None:
+        copies = next_set(snapshot, each, record, target, tally, patience)
     if copies is None:
         return None
     _give(tally, each.ref, target, copies)
@@ -373,8 +381,9 @@ def _recover(
     gone = given_up(snapshot, record)
     if record.accept_loss and any(map(snapshot.is_live, record.given_up)):
         return Decision(each.name, revision, record.recovering(), Reason.RETURNED)
-    assigned = record.state is OwnershipState.ASSIGNED and record.elected is not None
-    if record.accept_loss and assigned and len(record.replicas) - len(gone) < record.write_quorum:
+    elected = record.state is OwnershipState.ASSIGNED and record.elected is not None and snapshot.is_live(record.owner)
+    too_few = len(record.replicas) - len(gone) < record.write_quorum
+    if elected and too_few and (record.accept_loss or replacing(snapshot, each, record, tally, patience)):
         return _rejoin(snapshot, each, record, revision, tally, patience)
     if is_served(snapshot, record):
         return None
@@ -386,7 +395,9 @@ def _recover(
         )  # One that is back continues without a vote.
         return Decision(each.name, revision, record.recovering(), Reason.RECOVERING, absent)
     if not _may_continue(snapshot, each, record, patience.now):
-        return None
+        if record.state is OwnershipState.RECOVERING or not replacing(snapshot, each, record, tally, patience):
+            return None
+        return Decision(each.name, revision, record.recovering(), Reason.RECOVERING, gone)
     new = giving_up(snapshot, each, record, tally(), patience)
     return Decision(each.name, revision, new, Reason.CONTINUED, gone) if new not in (None, record) else None
 
@@ -411,15 +422,29 @@ def _rejoin(
     tally: Callable[[], Tally],
     patience: Patience,
 ) -> Decision | None:
-    """Let other brokers take the places of replicas that were given up, if the owner that was elected is there."""
-    if not snapshot.is_live(record.owner):
-        return None
+    """Let other brokers take the places of replicas that are gone, beside the owner that was elected."""
     copies = next_set(snapshot, each, record, record.owner, tally(), patience)
     if copies is None:
         return None
+    if not record.accept_loss:
+        copies = ReplicaSet(copies.replicas[: record.write_quorum], record.write_quorum)
     _give(tally(), each.ref, record.owner, copies)
+    reason = Reason.CONTINUED if record.accept_loss else Reason.REASSIGNED
+    return Decision(each.name, revision, record.rejoined(*copies), reason, given_up(snapshot, record))
+
+
+def replacing(
+    snapshot: Snapshot, each: Placed, record: Ownership, tally: Callable[[], Tally], patience: Patience
+) -> bool:
+    """Tell whether a segment goes on by itself without replicas that stay away, though each record needs all of them.
+    Any replica that is there holds everything that was confirmed, so nothing is lost: others take the empty places."""
     gone = given_up(snapshot, record)
-    return Decision(each.name, revision, record.rejoined(*copies), Reason.CONTINUED, gone)
+    there = [broker for broker in record.replicas if broker not in gone and _is_able(record, broker)]
+    if not (gone and there and record.all_confirm) or record.write_quorum != each.topic.policies.write_quorum:
+        return False
+    if not all(stays_away(snapshot, broker, patience) for broker in gone):
+        return False
+    return next_set(snapshot, each, record, there[0], tally(), patience) is not None
 
 
 def giving_up(
@@ -435,13 +460,15 @@ def giving_up(
     return record.recovering(accept_loss=True, given_up=gone)
 
 
-def _returned(snapshot: Snapshot, record: Ownership) -> str | None:
-    """Return a broker that was given up and is back before another one served the segment."""
-    if record.replicas or (record.owner in record.given_up and is_served(snapshot, record)):
-        return None  # No one of several replicas can say that nothing is lost.
-    return next(
-        (broker for broker in record.given_up if snapshot.is_live(broker) and record.failure_of(broker) is None), None
-    )
+def _returned(snapshot: Snapshot, record: Ownership) -> Ownership | None:
+    """Return the record of a segment to which a broker that was given up is back before another one served it."""
+    back = [broker for broker in record.given_up if snapshot.is_live(broker)]
+    if record.before is not None:
+        return record.restored(back[0]) if back else None
+    if record.owner in record.given_up and is_served(snapshot, record):
+        return None
+    able = next((broker for broker in back if record.failure_of(broker) is None), None)
+    return record.assigned(able, replicas=(), write_quorum=1) if able is not None else None  # It had no replicas.
 
 
 def _may_continue(snapshot: Snapshot, each: Placed, record: Ownership, now: float) -> bool:
@@ -468,6 +495,7 @@ def target_of(
     wanted = record.move.to if record.move is not None else ""
     if anyone:
         allowed = _able(snapshot, record.holders) if record.holders else []
+        allowed = allowed or [each for each in _able(snapshot, ()) if each not in record.keepers]
         allowed = allowed or _able(snapshot, ())
     else:
         allowed = _untried(snapshot, record)

@@ -20,7 +20,7 @@ A change that is under way stays as it is while it can be carried out. Otherwise
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from braid.cluster.placement import Tally, choose_replicas
@@ -64,18 +64,27 @@ def has_enough(snapshot: Snapshot, policies: TopicPolicies, last: Iterable[str] 
 
 
 def next_set(
-    snapshot: Snapshot, each: Placed, last: Ownership | None, owner: str, tally: Tally, patience: Patience
+    snapshot: Snapshot,
+    each: Placed,
+    last: Ownership | None,
+    owner: str,
+    tally: Tally,
+    patience: Patience,
+    *,
+    without: Collection[str] = (),
 ) -> ReplicaSet | None:
     """Return the replicas of a segment that is assigned to this owner and whose record is clean; None if too few
-    brokers are there. `last` is its record until now."""
-    policies, old = each.topic.policies, last.replicas if last is not None else ()
+    brokers are there. `last` is its record until now. Brokers of `without` get no replica."""
+    policies = each.topic.policies
     if policies.replicas == 1:
         return NOT_REPLICATED
+    old = [broker for broker in last.replicas if broker not in without] if last is not None else []
+    available = [broker for broker in tally.available if broker not in without]
     active = [broker for broker in old if snapshot.is_active(broker)]
     # The broker that the segment leaves has all of it.
     chosen = tuple(dict.fromkeys([owner, *(broker for broker in active if last is not None and broker == last.owner)]))
     chosen = choose_replicas(each.ref, chosen, policies.replicas, tally, candidates=active)
-    chosen = choose_replicas(each.ref, chosen, policies.replicas, tally)
+    chosen = choose_replicas(each.ref, chosen, policies.replicas, tally, candidates=available)
     if len(chosen) < policies.write_quorum:
         draining = [broker for broker in old if _drains(snapshot, broker) and broker not in chosen]
         chosen = (*chosen, *draining)[: policies.write_quorum]
@@ -181,9 +190,12 @@ def _is_crowded(snapshot: Snapshot, replicas: tuple[str, ...]) -> bool:
 
 def _leaves(snapshot: Snapshot, broker: str, patience: Patience) -> bool:
     """Tell whether a broker is to hold no replicas: it drains, or is gone for too long."""
-    if snapshot.is_live(broker):
-        return _drains(snapshot, broker)
-    since = snapshot.gone_since.get(broker)
+    return _drains(snapshot, broker) or stays_away(snapshot, broker, patience)
+
+
+def stays_away(snapshot: Snapshot, broker: str, patience: Patience) -> bool:
+    """Tell whether a broker is gone for so long that others take its place."""
+    since = snapshot.gone_since.get(broker) if not snapshot.is_live(broker) else None
     return since is not None and patience.now - since >= patience.replace_after_s
 
 

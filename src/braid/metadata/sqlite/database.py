@@ -148,6 +148,14 @@ class Database:
             self._connection.execute("DELETE FROM events")
             state.floor, state.history_bytes = state.revision, 0
 
+    def skip_to(self, revision: Revision) -> None:
+        """Raise the revision without a change; watches have to list again."""
+        with self._writing("skip") as state:
+            if revision > state.revision:
+                self._connection.execute("DELETE FROM events")
+                state.revision = state.floor = revision
+                state.history_bytes = 0
+
     def has_news(self) -> bool:
         """Tell whether any process has written since `events` last read everything to the end."""
         return self._file.version() != self._followed

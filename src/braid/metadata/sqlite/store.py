@@ -128,6 +128,10 @@ class SqliteStore:
     async def revoke_lease(self, lease: int) -> None:
         await self._run(self._database.revoke, lease)
 
+    async def skip_to(self, revision: Revision) -> None:
+        """Raise the revision, for a store that continues another one: what others have seen must stay in the past."""
+        await self._run(self._database.skip_to, revision)
+
     async def compact(self) -> None:
         """Forget the history up to now: older watches have to list again."""
         await self._run(self._database.compact)

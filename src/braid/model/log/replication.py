@@ -12,7 +12,7 @@ A segment has n replicas, and w of them must hold a record durably before it cou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -75,9 +75,10 @@ def elected(
     write_quorum: int,
     epoch: Epoch,
     avoid: Collection[str] = (),
+    owned: Mapping[str, int] | None = None,
 ) -> Promise | None:
     """Return the replica that holds everything that was ever confirmed; None: too few members have promised the epoch.
-    Of equal positions, the first broker of `replicas` wins.
+    Of equal positions, the broker that owns the fewest segments wins, then the first one of `replicas`.
 
     Replicas in `avoid` have no part if the others suffice: among n - w + 1 others, the highest position also contains
     everything that was confirmed. Otherwise they count, and such a replica wins if it alone holds the most."""
@@ -87,7 +88,12 @@ def elected(
     needed = votes_needed(len(replicas), write_quorum)
     if len(members) < needed:
         return None
-    return max(fit if len(fit) >= needed else members, key=lambda each: (each.position.rank, each.broker not in avoid))
+    owned = owned or {}
+
+    def value(promise: Promise) -> tuple[tuple[Epoch, Offset, bool], bool, int]:
+        return promise.position.rank, promise.broker not in avoid, -owned.get(promise.broker, 0)
+
+    return max(fit if len(fit) >= needed else members, key=value)
 
 
 def is_heir(promise: Promise | None, position: LogPosition | None) -> bool:

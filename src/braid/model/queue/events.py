@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from braid.model.errors import RecordUnreadable, cut
 from braid.model.ids import Offset
@@ -34,6 +35,11 @@ class Returned(NamedTuple):
     """µs since 1970."""
     reason: str = ""
     """Why its last delivery failed, if its consumer has said so."""
+
+    @property
+    def is_like_new(self) -> bool:
+        """Whether no delivery counts, and no reason is known: then nothing is stored."""
+        return not self.deliveries and not self.reason
 
 
 class QueueEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -79,6 +85,8 @@ class QueueSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     returned: tuple[Returned, ...] = ()
     epoch: int = 0
     """Of the owner that has handed the segment over with this state: it holds all that was confirmed until then."""
+    leased: tuple[tuple[int, int], ...] | None = None
+    """Ranges of messages that consumers had when the segment was handed over; None: that is not known."""
 
     @property
     def end(self) -> int:
@@ -141,13 +149,15 @@ MAX_STATE_BYTES: Final = 500_000
 
 
 def pack_state(snapshot: QueueSnapshot, epoch: int) -> bytes:
-    """Return the state of a queue for the owner after that of `epoch`. If it is large, it leaves out why deliveries
-    failed; the limits of a queue bound the rest (`QueueLimits`)."""
-    state = QueueSnapshot(snapshot.placement, snapshot.base, snapshot.settled, snapshot.returned, epoch)
+    """Return the state of a queue for the owner after that of `epoch`. If it is large, it leaves out which messages are
+    leased, and then why deliveries failed; the limits of a queue bound the rest (`QueueLimits`)."""
+    state = replace(snapshot, epoch=epoch)
     packed = zlib.compress(encode(state), 1)
     if len(packed) > MAX_STATE_BYTES:
-        returned = tuple(each._replace(reason="") for each in snapshot.returned)
-        state = QueueSnapshot(snapshot.placement, snapshot.base, snapshot.settled, returned, epoch)
+        state = replace(state, leased=None)
+        packed = zlib.compress(encode(state), 1)
+    if len(packed) > MAX_STATE_BYTES:
+        state = replace(state, returned=tuple(each._replace(reason="") for each in snapshot.returned))
         packed = zlib.compress(encode(state), 1)
     return packed
 

@@ -13,7 +13,11 @@ its lease. An answer counts while nobody else got the message: the lease may hav
 
 **What is stored** are two kinds of events: a message is settled, and a message was returned, with the number of its
 deliveries and the time before which it must not be delivered. Everything else is a message like new. So after a crash a
-message may be delivered once more, but never after its ack was confirmed (I9).
+message may be delivered once more, but never after its ack was confirmed (I9). A message that is only delayed is like
+new, too: the next consumer that gets it returns it again. So delays are kept in memory alone.
+
+**After another owner** a message may be with a consumer that is about to come back and name it. Such messages are held
+back for a moment (`held_back`), also while others are handed out.
 
 **Bounds.** What is settled out of order, and what waits, is limited. At a limit, new messages are not handed out
 (`blocked`); answers make room.
@@ -60,6 +64,9 @@ class Handed(NamedTuple):
 class QueueLimits(NamedTuple):
     settled_ranges: int = 10_000
     waiting: int = 10_000
+    """Messages that came back: the store and each journal have them, too."""
+    delayed: int = 100_000
+    """Messages that wait for their time and were never delivered: only memory has them."""
 
 
 DEFAULT_LIMITS: Final = QueueLimits()
@@ -93,7 +100,10 @@ class _Past(NamedTuple):
 
 
 class _Waiting(NamedTuple):
+    """Of a message that came back. The heap of times has the same object: it counts while the message waits by it."""
+
     not_before: int
+    offset: int
     lease: int
     """The last one; 0: an earlier owner gave it."""
 
@@ -106,8 +116,11 @@ class QueueState:
         *,
         first_lease: int = 1,
         limits: QueueLimits = DEFAULT_LIMITS,
+        held_back: Iterable[tuple[int, int]] = (),
+        held_until: int = 0,
     ) -> None:
-        """Begin with what the events say. Leases have numbers from `first_lease` on."""
+        """Begin with what the events say. Leases have numbers from `first_lease` on. The messages of the ranges
+        `held_back` are handed out only from `held_until` on: consumers may come back and name them."""
         self.settled: Final = settled
         self._limits = limits
         self._first_lease = self._next_lease = first_lease
@@ -122,19 +135,25 @@ class QueueState:
         self._past: dict[int, _Past] = {}
         """Of unsettled messages that were delivered before."""
         self._waiting: dict[int, _Waiting] = {}
-        self._due: list[tuple[int, int]] = []
-        """A heap of times and offsets, some of them over."""
+        self._like_new = 0
+        """How many of these were never delivered."""
+        self._due: list[_Waiting] = []
+        """A heap, some of them over."""
         self._returned_end = 0
         """From here on, an earlier owner's messages have not come back."""
+        self._held_back: SettledOffsets | None = SettledOffsets(0, held_back)
+        self._held_until = held_until
         for each in returned:
             if each.offset not in settled:
-                self._put_back(each, lease=0)
+                is_held = each.offset in self._held_back
+                self._put_back(each._replace(not_before=max(each.not_before, held_until)) if is_held else each, lease=0)
 
     # What consumers ask.
 
     def peek(self, now: int, end: int) -> Offset | None:
         """Return the message that `take` would hand out next: the one that is due again for the longest time, otherwise
         the first new one below `end`. None if there is none."""
+        self._release_held(now)
         if (due := self._first_due(now)) is not None:
             return due
         return start if not self.blocked and (start := self._first_new(end)) < end else None
@@ -142,6 +161,7 @@ class QueueState:
     def take(self, consumer: int, count: int, start: int, end: int, now: int, deadline: int) -> list[Handed]:
         """Hand out at most `count` messages, as `peek` finds them, until one of them is not between `start` and `end`:
         these are the messages of one batch."""
+        self._release_held(now)
         handed = []
         while count > 0:
             if (due := self._first_due(now)) is not None:
@@ -151,6 +171,8 @@ class QueueState:
                 run = self._hand(consumer, due, stop, deadline, past)
             elif not self.blocked and start <= (first := self._first_new(end)) < end:
                 stop = self.settled.next_settled(first, min(end, first + count))
+                if self._held_back is not None:
+                    stop = self._held_back.next_settled(first, stop)
                 if first < self._returned_end:
                     stop = next((Offset(each) for each in range(first, stop) if self._is_known(each)), stop)
                 run = self._hand(consumer, first, stop, deadline, _Past(0, ""))
@@ -167,14 +189,14 @@ class QueueState:
         leased, past, stale = self._leased, self._past, list[int]()
         for offset in range(start, end):
             found = leased.get(offset)
-            if found is not None and found.number == lease:
+            if found is not None and (found.number == lease or self._is_later(lease, found.number)):
                 del leased[offset]
                 self._held[found.consumer] -= 1
             elif self._check(offset, lease) is Answer.STALE:
                 stale.append(offset)
                 continue
             else:
-                self._waiting.pop(offset, None)
+                self._stop_waiting(offset)
             if past:
                 past.pop(offset, None)
         for first, last in without(start, end, stale):
@@ -186,7 +208,7 @@ class QueueState:
     ) -> tuple[Answer, Returned | None]:
         """Return a message, to be delivered again. A message that no program has `seen` does not count as delivered."""
         answer = self._check(offset, lease)
-        if answer is Answer.TAKEN and not self._is_known(offset) and len(self._waiting) >= self._limits.waiting:
+        if answer is Answer.TAKEN and not self._is_known(offset) and self._full:
             answer = Answer.STALE  # It is a message like new, and is delivered as one when there is room.
         if answer is not Answer.TAKEN:
             return answer, None
@@ -204,18 +226,21 @@ class QueueState:
 
     def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> list[int]:
         """Leave messages with a consumer that is back and has had them before: after a broken connection, or from an
-        earlier owner. Return those that are not its own any more: others have got them since, or they are settled."""
+        earlier owner. No lease gets shorter by this. Return the messages that are not its own any more: others have got
+        them since, or they are settled."""
         lost = list[int]()
         for offset in range(start, end):
             if self._check(offset, lease) is not Answer.TAKEN:
                 lost.append(offset)
                 continue
+            until = deadline
             if (held := self._leased.pop(offset, None)) is not None:
                 self._held[held.consumer] -= 1
-            self._waiting.pop(offset, None)
+                until = max(deadline, held.deadline)
+            self._stop_waiting(offset)
             if offset >= self._next:
                 self._returned_end = max(self._returned_end, offset + 1)
-            self._lease(_Lease(lease, consumer, Offset(offset), 1, deadline))
+            self._lease(_Lease(lease, consumer, Offset(offset), 1, until))
             self._held[consumer] += 1
         return lost
 
@@ -247,18 +272,34 @@ class QueueState:
         for offset in [each for each in known if start <= each < end]:
             if (lease := self._leased.pop(offset, None)) is not None:
                 self._held[lease.consumer] -= 1
-            self._waiting.pop(offset, None)
+            self._stop_waiting(offset)
             self._past.pop(offset, None)
         self.settled.add(start, end)
 
+    def first_unsettled(self, count: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the first `count` messages below `end` that are not settled."""
+        start = self.settled.first_unsettled(0)
+        while count > 0 and start < end:
+            stop = self.settled.next_settled(start, min(end, start + count))
+            yield start, stop
+            count -= stop - start
+            start = self.settled.first_unsettled(stop)
+
     def returned(self) -> Iterator[Returned]:
         """What a checkpoint stores beside `settled`."""
-        for offset, waiting in self._waiting.items():
-            deliveries, reason = self._past.get(offset, _Past(0, ""))
-            yield Returned(Offset(offset), deliveries, waiting.not_before, reason)
         for offset, (deliveries, reason) in self._past.items():
-            if offset in self._leased:
-                yield Returned(Offset(offset), deliveries, 0, reason)
+            waiting = self._waiting.get(offset)
+            yield Returned(Offset(offset), deliveries, waiting.not_before if waiting is not None else 0, reason)
+
+    def leased_ranges(self) -> list[tuple[int, int]]:
+        """Return the messages that consumers have, in order."""
+        ranges: list[tuple[int, int]] = []
+        for offset in sorted(self._leased):
+            if ranges and ranges[-1][1] == offset:
+                ranges[-1] = (ranges[-1][0], offset + 1)
+            else:
+                ranges.append((offset, offset + 1))
+        return ranges
 
     # What operators ask.
 
@@ -267,8 +308,15 @@ class QueueState:
         """Why no new messages are handed out; empty: they are."""
         if len(self.settled) >= self._limits.settled_ranges:
             return f"{len(self.settled):,} ranges are settled out of order; settle the message at {self.settled.base}"
-        if len(self._waiting) >= self._limits.waiting:
-            return f"{len(self._waiting):,} messages wait to be delivered again"
+        return self._full
+
+    @property
+    def _full(self) -> str:
+        """Why no more messages may wait; empty: they may."""
+        if (returned := len(self._waiting) - self._like_new) >= self._limits.waiting:
+            return f"{returned:,} messages wait to be delivered again"
+        if self._like_new >= self._limits.delayed:
+            return f"{self._like_new:,} delayed messages wait for their time"
         return ""
 
     @property
@@ -303,7 +351,8 @@ class QueueState:
     @property
     def next_due(self) -> int | None:
         """When `take` may have a waiting message."""
-        return self._due[0][0] if self._due else None
+        times = [self._held_until] if self._held_back is not None else []
+        return min([*times, self._due[0].not_before] if self._due else times, default=None)
 
     # Steps.
 
@@ -312,19 +361,21 @@ class QueueState:
         if offset in self.settled:
             return Answer.REPEATED
         if (held := self._leased.get(offset)) is not None:
-            return Answer.TAKEN if held.number == lease else Answer.STALE
+            return Answer.TAKEN if held.number == lease or self._is_later(lease, held.number) else Answer.STALE
         waiting = self._waiting.get(offset)
         last = waiting.lease if waiting is not None else 0
-        # This owner has not handed it out: which lease of an earlier owner was the last one is not known here.
-        of_an_earlier_owner = 0 < lease < self._first_lease and last < self._first_lease
-        return Answer.TAKEN if lease == last > 0 or of_an_earlier_owner else Answer.STALE
+        return Answer.TAKEN if lease == last > 0 or self._is_later(lease, last) else Answer.STALE
+
+    def _is_later(self, lease: int, last: int) -> bool:
+        """Tell whether a lease of an earlier owner was given after the last one that is known here, which is not of
+        this owner. Consumers may have answered, or named, an older lease first."""
+        return last < lease < self._first_lease
 
     def _first_due(self, now: int) -> Offset | None:
         while self._due:
-            not_before, offset = self._due[0]
-            waiting = self._waiting.get(offset)
-            if waiting is not None and waiting.not_before == not_before:
-                return Offset(offset) if not_before <= now else None
+            first = self._due[0]
+            if self._waiting.get(first.offset) is first:
+                return Offset(first.offset) if first.not_before <= now else None
             heapq.heappop(self._due)
         return None
 
@@ -334,7 +385,7 @@ class QueueState:
         offset: int = first
         while True:
             heapq.heappop(self._due)
-            del self._waiting[offset]
+            self._stop_waiting(offset)
             offset += 1
             if offset >= limit or self._first_due(now) != offset or self._past.get(offset, _Past(0, "")) != past:
                 return Offset(offset), past
@@ -359,10 +410,10 @@ class QueueState:
     def _return(self, offset: int, lease: int, not_before: int, *, seen: bool, reason: str = "") -> Returned:
         if (held := self._leased.pop(offset, None)) is not None:
             self._held[held.consumer] -= 1
-        waited = self._waiting.pop(offset, None)
+        waited = self._stop_waiting(offset)
         past = self._past.get(offset, _Past(0, ""))
         # An answer after the time-out is the same delivery.
-        deliveries = past.deliveries + 1 if seen and waited is None else past.deliveries
+        deliveries = past.deliveries + 1 if seen and not waited else past.deliveries
         returned = Returned(Offset(offset), deliveries, not_before, reason or past.reason)
         self._put_back(returned, lease)
         return returned
@@ -373,11 +424,25 @@ class QueueState:
             self._returned_end = max(self._returned_end, offset + 1)
         if deliveries or reason:
             self._past[offset] = _Past(deliveries, reason)
-        self._waiting[offset] = _Waiting(not_before, lease)
-        heapq.heappush(self._due, (not_before, offset))
+        self._like_new += offset not in self._past
+        self._waiting[offset] = waiting = _Waiting(not_before, offset, lease)
+        heapq.heappush(self._due, waiting)
         if len(self._due) > 2 * len(self._waiting) + SWEEP_ABOVE:
-            self._due = [(each.not_before, offset) for offset, each in self._waiting.items()]
+            self._due = [*self._waiting.values()]
             heapq.heapify(self._due)
+
+    def _stop_waiting(self, offset: int) -> bool:
+        """Take a message out of those that wait; return whether it did. What is known of its past stays."""
+        waited = self._waiting.pop(offset, None) is not None
+        self._like_new -= waited and offset not in self._past
+        return waited
+
+    def _release_held(self, now: int) -> None:
+        """Begin again with the first message when the time has come: those that nobody has named are new."""
+        if self._held_back is not None and now >= self._held_until:
+            self._held_back = None
+            self._returned_end = max(self._returned_end, self._next)
+            self._next = self.settled.base
 
     def _is_known(self, offset: int) -> bool:
         """Tell whether an unsettled message is not new."""
@@ -387,6 +452,9 @@ class QueueState:
         """Return the first message that this owner has not handed out; `end` if there is none below it."""
         while self._next < end:
             start = self.settled.first_unsettled(self._next)
+            if self._held_back is not None and start in self._held_back:
+                self._next = self._held_back.first_unsettled(start)
+                continue
             if start >= self._returned_end or not self._is_known(start):
                 return Offset(min(start, end))
             self._next = start + 1

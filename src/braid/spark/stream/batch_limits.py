@@ -37,7 +37,7 @@ from braid.scan.planning import Range
 from braid.scan.ranges import wanted_ranges
 from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
 from braid.spark.source.options import SourceOptions
-from braid.spark.stream.offsets import StreamOffset, is_other_topic
+from braid.spark.stream.offsets import StreamOffset, is_behind, is_other_topic, still_behind
 
 PARTITION_BYTES: Final = 8 << 20
 """A partition takes 10 to 35 ms to start, about as long as reading this much. Less is not worth a partition."""
@@ -81,7 +81,11 @@ def beginning(
 
 
 def stream_position(start: StreamOffset, snapshot: TopicSnapshot) -> StreamPosition:
+    """Return where a query stands. `NotServing` if the snapshot is older than its start: segments that the query has
+    read would be read again, and others would seem lost."""
     segments = snapshot.segments
+    if is_behind(snapshot, start):
+        raise still_behind(snapshot, start)
     if is_other_topic(start, snapshot.topic_id):
         loss = (
             f"topic {snapshot.topic} was deleted and created again (its id was {start.topic_id} and is "

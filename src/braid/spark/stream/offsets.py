@@ -38,8 +38,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from braid.client.consuming.checkpoint import END, Position
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, NotServing
 from braid.model.ids import Epoch
+from braid.scan.snapshot import TopicSnapshot
 
 T = TypeVar("T")
 
@@ -133,6 +134,17 @@ def begins(start: StreamOffset, end: StreamOffset) -> dict[int, Position]:
 def is_other_topic(offset: StreamOffset, topic_id: int) -> bool:
     """Whether the topic was deleted and created again since."""
     return offset.topic_id not in (0, topic_id) and topic_id != 0
+
+
+def is_behind(snapshot: TopicSnapshot, offset: StreamOffset) -> bool:
+    """Whether a snapshot is older than an offset: the newest segment of a topic is always in its layout."""
+    newest = max(offset.positions, default=-1)
+    return not is_other_topic(offset, snapshot.topic_id) and newest > max(snapshot.segments, default=-1)
+
+
+def still_behind(snapshot: TopicSnapshot, offset: StreamOffset) -> NotServing:
+    newest = max(offset.positions)
+    return NotServing(f"segment {newest} of {snapshot.topic} was seen before, and is not known now; try again later")
 
 
 def _by_segment(values: Mapping[int, T]) -> dict[str, T]:

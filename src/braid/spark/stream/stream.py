@@ -179,6 +179,7 @@ class _Driver:
 
     def next_end(self, start: Json, limits: BatchLimits) -> Json:
         offset = StreamOffset.from_json(start, self._options.topic)
+        self._view.reached(offset)
         snapshot = self._view.snapshot()
         end = self._end_after(offset, snapshot, limits)
         if end is None:
@@ -211,6 +212,7 @@ class _Driver:
         topic = self._options.topic
         last = StreamOffset.from_json(end, topic)
         begin = begins(StreamOffset.from_json(start, topic), last)
+        self._view.reached(last)
         snapshot = self._view.with_chunks_for(ranges(begin, last.positions, self._view.snapshot()))
         if is_other_topic(last, snapshot.topic_id):
             self._lost((f"topic {topic} was deleted and created again: the records of this micro-batch are gone",))

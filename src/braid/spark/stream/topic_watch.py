@@ -8,6 +8,9 @@ Spark's `processAllAvailable` means the records that existed when it was called.
 A refresh asks one broker for the ends of the segments, and does not ask storage. The list of chunks matters only when a
 micro-batch is planned, and only if the known chunks end too early. Owners have all records that are not in chunks, so
 an old list costs only speed. Without brokers, every refresh reads the manifests, and refreshes are rarer.
+
+A broker may know an older layout than the query, for a moment. The watch shows none that is older than the offset that
+the query goes on from: it asks again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from braid.client.retry import retrying
 from braid.scan.connection import ScanConnection
 from braid.scan.planning import Range
 from braid.scan.snapshot import SegmentSnapshot, TopicSnapshot
+from braid.spark.stream.offsets import StreamOffset, is_behind, still_behind
 from braid.wire.operations import Kind, Positions, PositionsRequest, encode
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ FRESH_MANIFESTS_S: Final = 1.0
 MAX_FRESH_S: Final = 2.0
 REFRESH_SHARE: Final = 0.1
 """How much of its time a query spends on refreshes, at most."""
+BEHIND_S: Final = 10.0
+"""How long the query waits for a layout that it has seen before."""
 FRESH_CHUNKS_S: Final = 1.0
 """How long the query keeps a list of chunks that ends too early."""
 
@@ -52,8 +58,16 @@ class TopicWatch:
         self._clock = clock
         self._sleep = sleep
         self._seen: TopicSnapshot | None = None
+        self._reached: StreamOffset | None = None
+        """No snapshot that is older than this offset is shown."""
         self._fresh_until = 0.0
         self._chunks_fresh_until = 0.0
+
+    def reached(self, offset: StreamOffset) -> None:
+        """Note the offset that the query goes on from."""
+        self._reached = offset
+        if self._seen is not None and is_behind(self._seen, offset):
+            self._seen = None
 
     def snapshot(self) -> TopicSnapshot:
         """Return the topic as it was a moment ago."""
@@ -94,6 +108,11 @@ class TopicWatch:
     def _refresh_everything(self, begun: float) -> TopicSnapshot:
         self._seen = None
         seen = self._connection.snapshot()
+        while self._reached is not None and is_behind(seen, self._reached):
+            if self._clock() >= begun + BEHIND_S:
+                raise still_behind(seen, self._reached)
+            self._sleep(FRESH_S)
+            seen = self._connection.snapshot()
         self._chunks_fresh_until = self._clock() + FRESH_CHUNKS_S
         return self._keep(seen, begun)
 

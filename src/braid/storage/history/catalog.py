@@ -239,16 +239,18 @@ class Catalog:
         *,
         first: Offset | None = None,
         end: Offset | None = None,
+        lost: bool = False,
     ) -> Revision:
         """Note that this owner's first batch is durable: its records count from now on, from offset `first`, and the
         seal before them goes. One transaction does this together with the caller's operations; returns its revision.
 
-        No owner begins in a log that has an `end`: the owner that sealed it stays the last writer."""
+        No owner begins in a log that has an `end`: the owner that sealed it stays the last writer. If records of that
+        owner are `lost`, this one begins all the same, so that those records count no more if they come back."""
         async with self._turn:
-            if end is not None:
+            if end is not None and not lost:
                 await self._write(msgspec.structs.replace(self._own(), end=end), operations, conditions)
                 return self._frontier_revision
-            begun = msgspec.structs.replace(self._own(), begun=True)
+            begun = msgspec.structs.replace(self._own(), begun=True, end=end)
             if first is not None:
                 begun = msgspec.structs.replace(begun, epochs=begin_epoch(begun.epochs, begun.epoch, first))
             await self._write(begun, [Delete(paths.sealed_state(*self._keys)), *operations], conditions)

@@ -173,6 +173,10 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     elif new.state is old.state is OwnershipState.RECOVERING and new.epoch == old.epoch:
         if new != old.losing(new.given_up):
             raise PromiseBroken("I3", f"the replicas of {segment} vote in epoch {old.epoch}, and {old} became {new}")
+    elif old.before is not None and not (new.accept_loss or new.state is OwnershipState.SERVING):
+        if new != old.restored(new.owner):
+            raise PromiseBroken("I2", f"the brokers of {segment} that were given up do not go on as before: {new}")
+        return
     elif new.state is OwnershipState.RECOVERING:
         if (new.owner, new.epoch) != (old.owner, old.epoch + 1) or old.clean or not old.replicas:
             raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
@@ -193,6 +197,13 @@ def _check_transition(segment: Segment, old: Ownership, new: Ownership) -> None:
     elif (new.owner, new.epoch) != (old.owner, old.epoch):
         raise PromiseBroken("I3", f"{segment} went from {_described(old)} to {_described(new)}")
     _check_replicas(segment, old, new)
+    _check_given_up(segment, new)
+
+
+def _check_given_up(segment: Segment, new: Ownership) -> None:
+    """Brokers that may go on with what they have get no other copies: these would count for the old ones."""
+    if new.before is not None and not {new.owner, *new.replicas}.isdisjoint(new.before.keepers):
+        raise PromiseBroken("I2", f"{segment} goes to brokers that may go on with what they had: {new}")
 
 
 def _check_replicas(segment: Segment, old: Ownership, new: Ownership) -> None:
@@ -202,7 +213,8 @@ def _check_replicas(segment: Segment, old: Ownership, new: Ownership) -> None:
     if (new.replicas, new.write_quorum) == (old.replicas, old.write_quorum):
         return
     if new.state is OwnershipState.ASSIGNED:
-        allowed = old.clean or new.accept_loss
+        replaced = old.elected is not None and old.all_confirm and new.all_confirm and new.elected == old.elected
+        allowed = old.clean or new.accept_loss or replaced
     else:
         change = old.change
         asked = change is not None and (new.replicas, new.write_quorum) == (change.replicas, change.write_quorum)

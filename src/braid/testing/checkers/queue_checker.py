@@ -46,6 +46,8 @@ class Placement:
         """Everything below counts as settled."""
         self.sought: Final = sought
         """Whether a call has set it, and not a loss."""
+        self.kept: set[int] = set()
+        """Settled above the start, before it was set there: a skip takes nothing back."""
         self.taken: set[int] = set()
         self.confirmed: set[int] = set()
         self.deliveries: dict[int, int] = {}
@@ -87,6 +89,8 @@ class QueueWatch:
         self._leases: dict[int, _Lease] = {}
         self._answered: set[int] = set()
         """Messages that a consumer is returning now."""
+        self._unseen: dict[int, _Lease] = {}
+        """Of these, messages that no program has seen: if no delivery of one counts, no event tells of its return."""
         self.placement = checker.begin(segment, owner, snapshot, sought=sought)
 
     def begun(self, number: int, snapshot: QueueSnapshot) -> None:
@@ -156,12 +160,26 @@ class QueueWatch:
                 placement.handed[offset] = max(run.lease, placement.handed.get(offset, 0))
                 self._leases[offset] = _Lease(run.lease, consumer, deadline_us)
 
-    def answering(self, nacks: Iterable[tuple[int, int]], extensions: Iterable[tuple[int, int, int]]) -> None:
-        """Hear what a consumer says before the queue does: offsets and leases of nacks, and of extensions with their
-        new deadlines."""
-        self._answered = {
-            offset for offset, lease in nacks if offset in self._leases and self._leases[offset].number == lease
-        }
+    def kept(self, holds: Iterable[tuple[int, int, int]], lost: Collection[int], consumer: int, until_us: int) -> None:
+        """Hear that a consumer is back with messages, and that all but the `lost` ones stay with it."""
+        for start, end, number in holds:
+            for offset in set(range(start, end)).difference(lost):
+                known = self._leases.get(offset)
+                if known is not None and known.number != number:
+                    raise PromiseBroken("leases", f"{self._about(offset)} stays under lease {number}, beside {known}")
+                deadline_us = max(until_us, known.deadline_us) if known is not None else until_us
+                self._leases[offset] = _Lease(number, consumer, deadline_us)
+
+    def answering(self, nacks: Iterable[tuple[int, int, bool]], extensions: Iterable[tuple[int, int, int]]) -> None:
+        """Hear what a consumer says before the queue does: offsets and leases of nacks, and whether a program has seen
+        the message; offsets, leases and new deadlines of extensions."""
+        counting = [
+            (offset, seen)
+            for offset, lease, seen in nacks
+            if offset in self._leases and self._leases[offset].number == lease
+        ]
+        self._answered = {offset for offset, _ in counting}
+        self._unseen = {offset: self._leases.pop(offset) for offset, seen in counting if not seen}
         for offset, lease, deadline_us in extensions:
             known = self._leases.get(offset)
             if known is not None and known.number == lease:
@@ -171,8 +189,13 @@ class QueueWatch:
         """Hear that a consumer leaves, before the queue does."""
         self._answered = {offset for offset, lease in self._leases.items() if lease.consumer == consumer}
 
+    def refused(self) -> None:
+        """Hear that nothing of the answer counts."""
+        self._leases |= self._unseen
+
     def answered(self) -> None:
         self._answered = set()
+        self._unseen = {}
 
     def _about(self, offset: int) -> str:
         return f"message {offset} of segment {self.segment} (placement {self.placement.number}, owner {self.owner})"
@@ -203,8 +226,12 @@ class QueueChecker:
         """Compare what an owner begins with, with what was confirmed (I9), and with what was ever acked."""
         last = self.current(segment)
         if last is None or snapshot.placement > last.number:
-            last = Placement(snapshot.placement, snapshot.base, sought=sought or last is None)
+            before, last = last, Placement(snapshot.placement, snapshot.base, sought=sought or last is None)
             self._placements[segment].append(last)
+            if before is not None:
+                last.kept = {offset for first, stop in snapshot.settled for offset in range(first, stop)} & before.taken
+                last.taken |= last.kept
+                last.confirmed |= last.kept & before.confirmed
         what = f"{owner} begins with the queue of segment {segment} in placement {snapshot.placement}"
         if snapshot.placement < last.number:
             raise PromiseBroken("placements", f"{what}, after {last.number}")
@@ -259,9 +286,9 @@ class QueueChecker:
         self.stale += 1
         found = self.find(place)
         assert found is not None
-        if ack:
-            found.acked[place.offset].discard(lease)
         current = self._placements[place.segment]
+        if ack and found is current[-1]:  # Otherwise the ack may have counted before the queue was set elsewhere.
+            found.acked[place.offset].discard(lease)
         if not extends and len(current) == 1 and found.handed[place.offset] <= lease:
             raise PromiseBroken("leases", f"an answer to {place} under lease {lease} was stale, and nobody else got it")
 
@@ -286,6 +313,8 @@ def _is_settled(chain: list[Placement], offset: int) -> bool:
     for placement in reversed(chain):
         if placement.acked.get(offset):
             return True
+        if offset in placement.kept:
+            continue
         if offset >= placement.start:
             return False
         if placement.sought:

@@ -13,7 +13,7 @@ from typing import Any
 
 from braid.broker.broker import Broker
 from braid.broker.segments.owned_segment import OwnedSegment
-from braid.model.batch.identity import is_derived
+from braid.model.batch.identity import CANNOT_TELL, is_derived
 from braid.model.cluster import TRANSITIONS
 from braid.model.ids import SegmentId
 from braid.model.layout import SegmentInfo
@@ -109,7 +109,8 @@ class TransitionChecker:
 
     def _check_inherited(self, segment: OwnedSegment) -> None:
         """A child knows the producers of its parents. A drawn producer wrote in one log alone: however many parents
-        tell of it, the child tells the same."""
+        tell of it, the child tells the same. After a loss, a child that inherited before it knows more than its
+        parent, and parents may contradict each other. The child then refuses what it cannot tell."""
         parents = self._segments()[segment.name.id].parent_ids
         producers = segment.storage.log._producers
         if segment.name.id in self._given_up:
@@ -120,7 +121,8 @@ class TransitionChecker:
                 raise PromiseBroken("I10", f"{segment.name} does not know producers of {parent}: {sorted(missing)}")
             for producer, there in ended.items():
                 here = producers.next_sequence(producer)
-                if here != there and not is_derived(producer):
+                after_loss = self._given_up and (here == CANNOT_TELL or here > there)
+                if here != there and not after_loss and not is_derived(producer):
                     what = f"{segment.name} has producer {producer:#x} up to {here}"
                     raise PromiseBroken("I10", f"{what}, its parent {parent} up to {there}")
 

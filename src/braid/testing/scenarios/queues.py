@@ -26,10 +26,10 @@ from braid.client.consuming.queue import QueueConsumer
 from braid.metadata import paths
 from braid.metadata.store import Operation, Put
 from braid.model.errors import AckStale, BraidError, InvalidArgument, SegmentNotFound
-from braid.model.ids import NO_REQUEST, Offset
+from braid.model.ids import NO_REQUEST
 from braid.model.message import QueueMessage
 from braid.model.names import SegmentName
-from braid.model.queue.events import QueueEvents, QueueSnapshot
+from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot
 from braid.model.queue.state import Handed
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
@@ -157,8 +157,8 @@ class SimulatedQueues:
         queues = segment.queues
         open_queue = queues._open
 
-        async def opened(subscription: str) -> None:
-            await open_queue(subscription)
+        async def opened(subscription: str, **options: Any) -> None:
+            await open_queue(subscription, **options)
             self._checked(lambda: self._meet(segment, broker))
 
         queues._open = opened  # type: ignore[method-assign]
@@ -212,16 +212,21 @@ class SimulatedQueues:
                 send(batch, handed, max_deliveries, end)
 
             channel.send = sent  # type: ignore[method-assign]
-            return attach(channel, settings, holds)
+            lost = attach(channel, settings, holds)
+            self._checked(lambda: watch.kept(holds, lost, channel.key, now_us() + settings.ack_timeout_us))
+            return lost
 
         def answered(answer: QueueAnswer) -> tuple[int, list[int]]:
             now = now_us()
             watch.answering(
-                [(offset, lease) for offset, lease, *_ in answer.nacks],
+                [(offset, lease, seen) for offset, lease, _, seen, _ in answer.nacks],
                 [(offset, lease, now + more_us) for offset, lease, more_us in answer.extensions],
             )
             try:
                 return take_answer(answer)
+            except BraidError:
+                watch.refused()
+                raise
             finally:
                 watch.answered()
 
@@ -231,10 +236,9 @@ class SimulatedQueues:
             detach(key, leave=leave)
             watch.answered()
 
-        def was_reset(offset: Offset) -> None:
-            placement = queue._cursors.placement(NAME)
-            self._checked(lambda: watch.reset(QueueSnapshot(placement, offset), sought=self._is_sought(segment)))
-            reset(offset)
+        def was_reset(image: QueueImage) -> None:
+            self._checked(lambda: watch.reset(image.snapshot(), sought=self._is_sought(segment)))
+            reset(image)
 
         queue.on_events.append(on_events)
         queue.confirmed.follow(on_confirmed, first=True)

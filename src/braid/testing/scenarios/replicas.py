@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from braid.broker.broker import Broker
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.metadata import paths
-from braid.model.errors import InvalidArgument
+from braid.model.errors import InvalidArgument, NotAvailable
 from braid.model.log.replication import LogPosition
 from braid.model.names import SegmentName
 from braid.model.ownership import Ownership
@@ -95,6 +95,11 @@ class SimulatedReplicas:
         """Draw a broker's settings."""
         return {"replace_after_s": self._random.choice(REPLACE_AFTER_S)} if self.there else {}
 
+    @property
+    def need_all(self) -> bool:
+        """Whether every broker has to confirm a record. While one is drained, no segment can be made then."""
+        return self.there and self.numbers[1] == len(self._cluster.machines)
+
     async def change_replicas(self) -> None:
         """Ask for other numbers, several times in a row, also for one and back."""
         operator, random = self._cluster.operator, self._random
@@ -106,8 +111,8 @@ class SimulatedReplicas:
                 await self._ask(numbers)
                 await asyncio.sleep(random.choice([0.0, 0.1, 1.0, 4.0]))
 
-        # Too few brokers may be there to confirm a record.
-        operator.in_background(operator.tolerantly(change, (InvalidArgument,)))
+        # Too few brokers may be there to confirm a record, or one of an earlier version.
+        operator.in_background(operator.tolerantly(change, (InvalidArgument, NotAvailable)))
 
     async def _ask(self, numbers: tuple[int, int]) -> None:
         self._cluster.note(f"{numbers[1]} of {numbers[0]} replicas are to confirm")
@@ -163,7 +168,8 @@ class SimulatedReplicas:
     async def pause(self) -> None:
         """Nothing is published until the newest files are old."""
         cluster = self._cluster
-        clients = list(cluster.clients.values())
+        # One that is closing has to end in time.
+        clients = [client for client in cluster.clients.values() if not client.leaving.is_set()]
         cluster.note("all clients sleep")
         for client in clients:
             client.freeze()

@@ -170,7 +170,7 @@ class Settling:
         await self._operator.surely(lambda: admin.drain(drained))
         await self._until(lambda: drained not in self._inspector.owners().values(), f"{drained} is drained")
         await self._until(self._inspector.all_acked, "every ack has survived the moves")
-        if self._cluster.transitions and self._cluster.random.random() < 0.4:
+        if self._cluster.transitions and self._cluster.random.random() < 0.4 and not self._cluster.replicas.need_all:
             await self._lose_after_a_change(self._cluster.machines[drained])
         await self._operator.surely(lambda: admin.activate(drained))
 

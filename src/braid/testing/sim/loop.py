@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -62,6 +63,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._callback_failure: SimulationFailed | None = None
         self._frozen: dict[Process | None, list[asyncio.Handle]] = {}
         """What frozen processes would do if they could."""
+        self.task_numbers = itertools.count(1)
         self.set_task_factory(_create_task)
 
     def time(self) -> float:
@@ -158,6 +160,8 @@ def _whereabouts(task: asyncio.Task[Any]) -> str:
 def _create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     assert isinstance(loop, SimulatedLoop)
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+    # asyncio counts tasks for the whole process; a seed must not depend on the seeds before it.
+    task.set_name(options.get("name") or f"task {next(loop.task_numbers):07}")
     process = _process.get()
     if process is None:
         task.add_done_callback(loop.watch_task, context=OUTSIDE)

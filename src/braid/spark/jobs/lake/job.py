@@ -288,18 +288,22 @@ class Lake:
             leftovers = self._table.remove_leftovers()
             target = None if follow is not None else now
             while follow is None or not follow.is_set():
-                step = self._planned(before.columns, view.refresh(), target)
+                step = self._planned(before.columns, view, target)
                 if step is not None:
-                    self._land(step, lambda: self._planned(before.columns, view.refresh(), target))
+                    self._land(step, lambda: self._planned(before.columns, view, target))
                 elif follow is None or follow.wait(FOLLOW_POLL_S):
                     break
             now = view.refresh()
             after = begin(self._table.landed(), now, before.columns, self._table.path)
         return self._report(after, now, leftovers, time.monotonic() - began)
 
-    def _planned(self, columns: tuple[str, ...], now: TopicSnapshot, target: TopicSnapshot | None) -> LakeStep | None:
+    def _planned(self, columns: tuple[str, ...], view: TopicWatch, target: TopicSnapshot | None) -> LakeStep | None:
         """Plan the next step from the table's last commit."""
-        landed = begin(self._table.landed(), now, columns, self._table.path)
+        landed = self._table.landed()
+        if landed is not None:
+            view.reached(_offset(landed))
+        now = view.refresh()
+        landed = begin(landed, now, columns, self._table.path)
         return next_step(now, landed, self._limits, target=target, skip_lost=self._skip_lost)
 
     def _land(self, step: LakeStep, plan_again: Callable[[], LakeStep | None]) -> None:

@@ -1,0 +1,90 @@
+"""Dialogs that ask back: what will happen, then progress, then the outcome in a sentence.
+
+A dialog calls REST with the token of whoever looks, so it can do no more than that token may. A refusal shows the
+broker's own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from nicegui import ui
+
+from braid.console.html import el, join
+from braid.console.pages.visit import Visit
+from braid.console.rest import RestError
+from braid.model.errors import BraidError
+
+Run = Callable[[], Awaitable[str]]
+
+
+def ask_back(
+    visit: Visit,
+    title: str,
+    what: Sequence[str],
+    run: Run,
+    *,
+    button: str,
+    fields: Callable[[], None] | None = None,
+    danger: bool = False,
+    type_to_confirm: str = "",
+) -> None:
+    """Say what will happen; on a click, do it, show that it runs, and then its outcome."""
+    with ui.dialog(value=True) as dialog, ui.element("div").classes("dialog").props('role="dialog"'):
+        ui.html(join([el("h1", title)]), sanitize=False)
+        if what:
+            ui.html(el("ul", [el("li", line) for line in what]), sanitize=False)
+        if fields is not None:
+            fields()
+        typed = None
+        if type_to_confirm:
+            typed = ui.input(f"Type {type_to_confirm} to confirm").props("outlined dense").classes("w-full")
+        outcome = ui.html("", sanitize=False)
+        with ui.element("div").classes("row"):
+            ui.button("Close", on_click=dialog.close).props("flat no-caps color=grey-7")
+            go = ui.button(button).props(f"unelevated no-caps color={'negative' if danger else 'primary'}")
+
+    async def do() -> None:
+        if typed is not None and typed.value != type_to_confirm:
+            outcome.set_content(el("div", f"Type {type_to_confirm} first.", cls="outcome bad"))
+            return
+        go.disable()
+        outcome.set_content(el("div", "Under way…", cls="outcome live"))
+        try:
+            visit.check_may_change()
+            text = await run()
+        except (RestError, BraidError, ValueError) as error:
+            outcome.set_content(el("div", str(error), cls="outcome bad"))
+            go.enable()
+            return
+        outcome.set_content(el("div", text, cls="outcome good"))
+        go.set_visibility(False)
+        visit.watch.hurry()
+
+    go.on_click(do)
+    dialog.on("hide", lambda: _remove_later(dialog))
+
+
+def _remove_later(dialog: ui.dialog) -> None:
+    async def remove() -> None:
+        await asyncio.sleep(0.4)  # The browser fades it out.
+        if not dialog.is_deleted:
+            dialog.delete()
+
+    asyncio.get_running_loop().create_task(remove())
+
+
+def on_acts(handlers: dict[str, Callable[[dict[str, Any]], Any]]) -> None:
+    """Call the handler of each click on a button that `parts.act` wrote."""
+
+    async def handle(event: Any) -> None:
+        given = event.args if isinstance(event.args, dict) else {}
+        handler = handlers.get(str(given.get("act", "")))
+        if handler is not None:
+            result = handler(given)
+            if asyncio.iscoroutine(result):
+                await result
+
+    ui.on("act", handle)

@@ -1,0 +1,105 @@
+"""What an action will do, in sentences, before anybody confirms it. Pure, so each sentence has a test."""
+
+from __future__ import annotations
+
+from braid.console.numbers import bytes_text, count_text
+from braid.console.watch.history import SegmentSeen
+from braid.console.watch.view import BrokerSeen, Json, TopicSeen
+
+_CLIENTS_WAIT = (
+    "Publishers and consumers of this range wait a moment, usually well under a second. No record is lost or repeated."
+)
+
+
+def of_move(segment: SegmentSeen, to: str) -> list[str]:
+    target = to or "the least loaded broker"
+    return [
+        f"Segment {segment.id} ({hashes(segment)}) goes from {segment.owner or 'nobody'} to {target}.",
+        _CLIENTS_WAIT,
+        "If brokers share no storage, its history is copied first, while it is served.",
+    ]
+
+
+def of_split(segment: SegmentSeen, into: int, at: str) -> list[str]:
+    parts = f"two segments at hash {at}" if at else f"{into} segments of equal size"
+    return [
+        f"Segment {segment.id} ({hashes(segment)}) is sealed, and {parts} take its keys.",
+        _CLIENTS_WAIT,
+        "Consumers read the sealed segment to its end before they read its children, so each key keeps its order.",
+    ]
+
+
+def of_merge(first: SegmentSeen, second: SegmentSeen) -> list[str]:
+    return [
+        f"Segments {first.id} ({hashes(first)}) and {second.id} ({hashes(second)}) are sealed, and one new segment "
+        "takes the keys of both.",
+        _CLIENTS_WAIT,
+        "Consumers read both to their ends before they read the new one.",
+    ]
+
+
+def neighbour(segment: SegmentSeen, topic: TopicSeen) -> SegmentSeen | None:
+    """Return the active segment with which this one can be merged: the next one, or the one before the last."""
+    active = sorted((each for each in topic.segments if each.active), key=lambda each: each.first_hash)
+    if segment not in active or len(active) < 2:
+        return None
+    place = active.index(segment)
+    return active[place + 1] if place + 1 < len(active) else active[place - 1]
+
+
+def of_drain(broker: BrokerSeen, others: int) -> list[str]:
+    if not others:
+        return [f"{broker.id} is the only active broker: its segments have nowhere to go. Start another one first."]
+    return [
+        f"The {count_text(broker.segments)} segments of {broker.id} move to the other {count_text(others)} "
+        f"{'broker' if others == 1 else 'brokers'}, a few at a time.",
+        f"{broker.id} gets no new segments until it is activated again.",
+        _CLIENTS_WAIT,
+    ]
+
+
+def of_activate(broker: BrokerSeen) -> list[str]:
+    return [f"{broker.id} may own segments again. Nothing moves to it by itself at once; balance to even the load."]
+
+
+def of_balance(plan: Json) -> list[str]:
+    moves = [
+        f"{each['topic']} segment {each['segment']}: {each['from']} → {each['to']} ({bytes_text(each['bytesPerS'])}/s)"
+        for each in plan["moves"]
+    ]
+    notes = [each["text"] for each in plan["notes"]]
+    if not moves:
+        return ["Nothing would move.", *notes]
+    spread = f"The busiest broker has {plan['spreadBefore']:.2f} × the mean load, then {plan['spreadAfter']:.2f} ×."
+    return [spread, *moves[:12], *([f"… and {len(moves) - 12} more"] if len(moves) > 12 else []), *notes]
+
+
+def of_delete_topic(topic: TopicSeen) -> list[str]:
+    size = f", {bytes_text(topic.stored_bytes)}" if topic.stored_bytes is not None else ""
+    return [
+        f"{topic.path} goes with its {count_text(len(topic.segments))} segments, all records{size} and all "
+        "subscriptions.",
+        "Nothing brings it back.",
+    ]
+
+
+def of_seek(subscription: str, where: str) -> list[str]:
+    return [
+        f"{subscription} continues at {where}. Its consumers are repositioned.",
+        "Records that it has consumed before may come again; records in between may be left out.",
+    ]
+
+
+def of_skip(subscription: str, backlog: int) -> list[str]:
+    return [f"{subscription} leaves out the {count_text(backlog)} records that it has before it. It never gets them."]
+
+
+def of_redrive(subscription: str, dead_letters: str) -> list[str]:
+    return [
+        f"The dead letters of {subscription} in {dead_letters} are published to their topic again.",
+        "Every subscription of that topic gets them. They stay in the dead-letter topic, and are redriven only once.",
+    ]
+
+
+def hashes(segment: SegmentSeen) -> str:
+    return f"{segment.first_hash:04x}–{segment.last_hash:04x}"

@@ -1,0 +1,42 @@
+"""The login: one form, plain HTML, and nothing else without a token."""
+
+from __future__ import annotations
+
+from braid.console.html import Html, el
+from braid.console.pages.parts import LOGO
+
+STYLE = Html(
+    ".login{min-height:100vh;display:grid;place-items:center;padding:20px}.login form{background:var(--surface);"
+    "border:1px solid var(--line);border-radius:16px;padding:30px;width:380px;max-width:94vw;display:flex;"
+    "flex-direction:column;gap:14px}.login input{font:13px var(--mono);padding:10px 12px;border-radius:9px;"
+    "border:1px solid var(--line);background:var(--bg);color:var(--text);width:100%;box-sizing:border-box}"
+    ".login .act.primary{justify-content:center;padding:10px}.login .brand{padding:0}"
+)
+
+
+def login_page(stylesheet: str, *, error: str = "", dark: bool = False) -> str:
+    form = el(
+        "form",
+        el("div", LOGO, "Braid", cls="brand"),
+        el(
+            "p",
+            "These brokers want a token. It stays in the memory of this console, and goes only to them.",
+            cls="muted",
+        ),
+        el("div", error, cls="outcome bad", role="alert") if error else None,
+        el(
+            "label",
+            el("span", "Token", cls="muted"),
+            el("input", name="token", type="password", autocomplete="off", autofocus=True, required=True),
+        ),
+        el("button", "Log in", cls="act primary", type="submit"),
+        el("p", "Make one with ", el("code", "braid token create --role NAME"), cls="faint"),
+        method="post",
+        action="/login",
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Log in · Braid</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{stylesheet}"><style>{STYLE}</style></head>'
+        f'<body class="{"body--dark" if dark else ""}"><main class="login">{form}</main></body></html>'
+    )

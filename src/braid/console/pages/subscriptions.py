@@ -1,0 +1,292 @@
+"""The page of subscriptions: how far each is, who consumes, queues and their dead letters."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any, Final
+
+from nicegui import ui
+
+from braid.console.html import Child, Html, el, join
+from braid.console.numbers import age_text, bytes_text, count_text, short_text
+from braid.console.pages import consequences
+from braid.console.pages.actions import ask_back, on_acts
+from braid.console.pages.frame import frame, head
+from braid.console.pages.parts import act, card, command, empty, figure, icon, number, pill, short_name, table
+from braid.console.pages.visit import Visit
+from braid.console.rest import topic_path
+from braid.console.watch.view import Json
+
+OUTLINED: Final = "outlined dense"
+LISTED: Final = 50
+"""Topics whose subscriptions are shown without a choice."""
+
+
+def show(visit: Visit, path: str) -> None:
+    wanted: set[str] = set()
+
+    def follow() -> None:
+        for each in [path] if path else list(visit.view.topics)[:LISTED]:
+            if each not in wanted:
+                wanted.add(each)
+                visit.want(each)
+
+    with frame(visit, "subscriptions", "Subscriptions"):
+        with ui.element("div").classes("head"):
+            crumbs = join([el("a", "All topics", href="/subscriptions"), f" / {short_name(path)}"]) if path else None
+            sub = "How far each subscription is, and who consumes"
+            ui.html(head("Subscriptions", sub, crumbs=crumbs), sanitize=False)
+            if not visit.read_only:
+                ui.html(act("Create", "create", icon_name="add", cls="primary"), sanitize=False).classes("tools")
+        visit.live(lambda: _cards(visit, path))
+        follow()
+        ui.timer(2.0, follow)
+    on_acts(
+        {
+            "create": lambda _: _create(visit, path),
+            "seek": lambda given: _seek(visit, str(given["topic"]), str(given["subscription"])),
+            "skip": lambda given: _skip(visit, str(given["topic"]), str(given["subscription"])),
+            "redrive": lambda given: _redrive(visit, str(given["topic"]), str(given["subscription"])),
+            "delete": lambda given: _delete(visit, str(given["topic"]), str(given["subscription"])),
+        }
+    )
+
+
+def _found(visit: Visit, path: str, name: str) -> Json | None:
+    detail = visit.watch.details.get(path)
+    found: Json | None = detail.stats["subscriptions"].get(name) if detail is not None else None
+    return found
+
+
+# What it shows.
+
+
+def _cards(visit: Visit, path: str) -> Html:
+    topics = [path] if path else list(visit.view.topics)[:LISTED]
+    cards = []
+    for each in topics:
+        detail = visit.watch.details.get(each)
+        if detail is not None:
+            for name, subscription in detail.stats["subscriptions"].items():
+                cards.append(subscription_card(each, name, subscription, read_only=visit.read_only))
+            cards += [_group_card(each, group) for group in detail.stats["groups"].values()]
+    if cards:
+        return join(cards)
+    name = short_name(path) if path else "orders"
+    return card(
+        "Subscriptions",
+        empty(
+            "inbox",
+            "There is no subscription yet",
+            "A consumer makes one when it first reads:",
+            command(f"braid consume {name} -s billing --follow"),
+        ),
+    )
+
+
+def subscription_card(path: str, name: str, found: Json, *, read_only: bool) -> Html:
+    queue, consumers = found["queue"], found["consumers"]
+    connected = sum(each["connected"] for each in consumers.values())
+    kind = "queue" if queue else "stream"
+    oldest = queue["oldestAt"] if queue else None
+    figures = [
+        figure("Backlog", f"{short_text(found['backlog'])} records", "at least" if found["unavailable"] else ""),
+        figure("Consumers", f"{connected} connected", f"{len(consumers)} known"),
+    ]
+    if queue:
+        figures += [
+            figure("Ready", count_text(queue["ready"])),
+            figure("Leased", count_text(queue["leased"])),
+            figure("Delayed", count_text(queue["delayed"])),
+            figure("Dead letters", count_text(queue["deadLettered"]), queue["policies"].get("deadLetterTopic", "")),
+            figure("Oldest", age_text(time.time() - oldest / 1e6 if oldest else None), "unsettled"),
+        ]
+    else:
+        moved = found["movedAt"]
+        figures.append(figure("Last ack", age_text(time.time() - moved / 1e6 if moved else None), "ago"))
+    if found["heldBytes"]:
+        figures.append(figure("Held back", bytes_text(found["heldBytes"]), "from retention"))
+    tools = None if read_only else _tools(path, name, queue)
+    return card(
+        name,
+        _warnings(found),
+        el("div", el("div", figures, cls="figures"), cls="pad"),
+        _segments(found),
+        _consumers(consumers),
+        hint=f"{kind} of {short_name(path)}",
+        tools=tools,
+    )
+
+
+def _tools(path: str, name: str, queue: Json | None) -> Html:
+    buttons = [
+        act("Seek", "seek", topic=path, subscription=name),
+        act("Skip backlog", "skip", topic=path, subscription=name),
+    ]
+    if queue and queue["policies"].get("deadLetterTopic"):
+        buttons.append(act("Redrive", "redrive", topic=path, subscription=name))
+    buttons.append(act("Delete", "delete", cls="danger", topic=path, subscription=name))
+    return el("div", buttons, cls="acts")
+
+
+def _warnings(found: Json) -> Html | None:
+    lines = []
+    if found["unreadable"]:
+        lines.append(f"Its record cannot be read: {found['unreadable']}")
+    if found["undrained"] and not any(each["connected"] for each in found["consumers"].values()):
+        lines.append(
+            f"Nobody consumes sealed segments {', '.join(map(str, found['undrained']))}: they cannot be deleted."
+        )
+    if found["queue"]:
+        lines += [f"Segment {segment} hands out nothing: {why}" for segment, why in found["queue"]["blocked"].items()]
+    banners = [el("div", icon("warning_amber"), el("span", line), cls="banner warn") for line in lines]
+    return el("div", banners, cls="pad stack") if lines else None
+
+
+def _segments(found: Json) -> Html | None:
+    rows = []
+    for segment, each in sorted(found["segments"].items(), key=lambda item: int(item[0])):
+        if each["drained"]:
+            continue
+        total = each["end"] - each["earliest"]
+        done = 1 - each["backlog"] / total if total else 1.0
+        progress = el(
+            "div",
+            el("div", el("span", style=f"width:{max(1, done * 100):.0f}%"), cls="bar"),
+            f"{done * 100:.0f} %",
+            cls="with-bar",
+        )
+        holders = [name for name, consumer in found["consumers"].items() if int(segment) in consumer["segments"]]
+        rows.append(
+            el(
+                "tr",
+                el("td", segment, cls="name-cell"),
+                el("td", ", ".join(holders) or el("span", "nobody", cls="faint")),
+                el("td", count_text(each["offset"]), cls="n wide"),
+                el("td", count_text(each["end"]), cls="n wide"),
+                el("td", count_text(each["backlog"]), cls="n"),
+                el("td", progress, cls="n"),
+            )
+        )
+    for segment, why in found["unavailable"].items():
+        rows.append(el("tr", el("td", segment, cls="name-cell"), el("td", pill(why["reason"], "bad"), colspan=5)))
+    if not rows:
+        return None
+    headings = [
+        "Segment",
+        "Consumer",
+        number("Next offset", wide=True),
+        number("End", wide=True),
+        number("Backlog"),
+        number("Consumed"),
+    ]
+    return table(headings, rows[:200])
+
+
+def _consumers(consumers: Json) -> Html | None:
+    if not consumers:
+        return None
+    pills: list[Child] = [
+        [pill(f"{name} · {len(each['segments'])} segments", "good" if each["connected"] else "warn"), " "]
+        for name, each in list(consumers.items())[:40]
+    ]
+    return el("div", pills, cls="pad")
+
+
+def _group_card(path: str, group: Json) -> Html:
+    backlog = figure("Backlog", f"{short_text(group['backlog'])} records")
+    body = el("div", el("div", backlog, cls="figures"), cls="pad")
+    return card(group["name"], body, _consumers(group["consumers"]), hint=f"checkpoint group of {short_name(path)}")
+
+
+# What it does.
+
+
+def _create(visit: Visit, path: str) -> None:
+    given = {"topic": path, "name": "", "start": "latest", "kind": "stream"}
+
+    def fields() -> None:
+        names = {each: short_name(each) for each in visit.view.topics}
+        ui.select(names, label="Topic").props(OUTLINED).classes("w-full").bind_value(given, "topic")
+        with ui.element("div").classes("form-row"):
+            ui.input("Name").props(OUTLINED).classes("grow").bind_value(given, "name")
+            ui.select(["stream", "queue"], label="Kind").props(OUTLINED).classes("w-28").bind_value(given, "kind")
+            ui.select(["earliest", "latest"], label="Start").props(OUTLINED).classes("w-28").bind_value(given, "start")
+
+    async def run() -> str:
+        if not given["topic"]:
+            raise ValueError("choose a topic")
+        at = f"{topic_path(given['topic'])}/subscriptions/{given['name'].strip()}"
+        await visit.change("PUT", at, query={"start": given["start"], "kind": given["kind"]})
+        return f"{given['name']} is there."
+
+    what = [
+        "A stream keeps each key in order; a queue hands out single messages to many workers.",
+        "Retention keeps records that the subscription has not consumed.",
+    ]
+    ask_back(visit, "Create a subscription", what, run, button="Create", fields=fields)
+
+
+def _seek(visit: Visit, path: str, name: str) -> None:
+    given: dict[str, Any] = {"to": "earliest", "time": ""}
+
+    def fields() -> None:
+        with ui.element("div").classes("form-row"):
+            choices = {"earliest": "the first record", "latest": "the end", "time": "a time (UTC)"}
+            ui.select(choices, label="To").props(OUTLINED).classes("w-44").bind_value(given, "to")
+            moment = (
+                ui.input("Time", placeholder="2026-01-31 12:00")
+                .props(OUTLINED)
+                .classes("grow")
+                .bind_value(given, "time")
+            )
+            moment.bind_visibility_from(given, "to", value="time")
+
+    async def run() -> str:
+        query = {"to": str(given["to"])}
+        if given["to"] == "time":
+            moment = datetime.datetime.fromisoformat(str(given["time"]).strip())
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+            query = {"timestamp": str(round(moment.timestamp() * 1000))}
+        await visit.change("POST", f"{topic_path(path)}/subscriptions/{name}/seek", query=query)
+        return f"{name} continues there."
+
+    ask_back(visit, f"Seek {name}?", consequences.of_seek(name, "the chosen place"), run, button="Seek", fields=fields)
+
+
+def _skip(visit: Visit, path: str, name: str) -> None:
+    found = _found(visit, path, name) or {"backlog": 0}
+
+    async def run() -> str:
+        await visit.change("POST", f"{topic_path(path)}/subscriptions/{name}/skip-all")
+        return f"{name} is at the end."
+
+    ask_back(
+        visit,
+        f"Skip the backlog of {name}?",
+        consequences.of_skip(name, found["backlog"]),
+        run,
+        button="Skip",
+        danger=True,
+    )
+
+
+def _redrive(visit: Visit, path: str, name: str) -> None:
+    found = _found(visit, path, name)
+    dead_letters = found["queue"]["policies"].get("deadLetterTopic", "") if found and found["queue"] else ""
+
+    async def run() -> str:
+        done = await visit.console.client(visit.token).admin.redrive(path, name)
+        return f"{count_text(done['redriven'])} dead letters were published again."
+
+    ask_back(visit, f"Redrive {name}?", consequences.of_redrive(name, dead_letters), run, button="Redrive")
+
+
+def _delete(visit: Visit, path: str, name: str) -> None:
+    async def run() -> str:
+        await visit.change("DELETE", f"{topic_path(path)}/subscriptions/{name}")
+        return f"{name} is deleted."
+
+    what = [f"{name} forgets how far it is. Records stay; nothing is kept for it any more."]
+    ask_back(visit, f"Delete {name}?", what, run, button="Delete", danger=True, type_to_confirm=name)

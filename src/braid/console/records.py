@@ -1,0 +1,163 @@
+"""Looks into topics by the Python client: a page of records from an offset, a time, the end, or of one key.
+
+A look belongs to no subscription and leaves nothing on the brokers. It is bounded in records, bytes and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from braid.model.hashing import key_hash
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+    from braid.client.consuming.checkpoint import Start
+    from braid.model.message import Message
+
+MAX_RECORDS: Final = 200
+MAX_SCANNED: Final = 50_000
+"""Records that a search for a key reads at most."""
+MAX_SHOWN_BYTES: Final = 64 << 10
+"""Of a value; the page says that there is more."""
+LOOK_S: Final = 8.0
+WINDOW_BYTES: Final = 1 << 20
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where to look."""
+
+    by: str = "end"
+    """`end` (the last records), `begin`, `offset`, `time`, `key`, `follow`."""
+    segment: int | None = None
+    offset: int = 0
+    time: datetime.datetime | None = None
+    key: bytes = b""
+    count: int = 50
+
+
+class Ends(Struct, frozen=True):
+    """Of a segment, as statistics tell."""
+
+    earliest: int
+    end: int
+    first_hash: int
+    last_hash: int
+    active: bool
+
+
+def ends_of(stats: Mapping[str, Any]) -> dict[int, Ends]:
+    """Return the segments whose owners answered."""
+    return {
+        int(segment): Ends(
+            each["earliestOffset"],
+            each["endOffset"],
+            each["hashRange"]["start"],
+            each["hashRange"]["end"],
+            each["state"] == "ACTIVE",
+        )
+        for segment, each in stats["segments"].items()
+        if each["endOffset"] is not None
+    }
+
+
+def first_offsets(place: Place, ends: Mapping[int, Ends]) -> dict[int, int]:
+    """Return where to begin in each segment that is read; a place at its end is left out."""
+    chosen = {id_: each for id_, each in ends.items() if place.segment in (None, id_)}
+    if place.by == "key":
+        key = key_hash(place.key)
+        chosen = {id_: each for id_, each in chosen.items() if each.first_hash <= key <= each.last_hash}
+        share = MAX_SCANNED // max(1, len(chosen))
+        starts = {id_: max(each.earliest, each.end - share) for id_, each in chosen.items()}
+    elif place.by == "end":
+        starts = {id_: max(each.earliest, each.end - place.count) for id_, each in chosen.items()}
+    elif place.by == "offset":
+        starts = {id_: max(each.earliest, place.offset) for id_, each in chosen.items()}
+    else:
+        starts = {id_: each.earliest for id_, each in chosen.items()}
+    return {id_: start for id_, start in starts.items() if start < chosen[id_].end}
+
+
+async def look(client: Client, topic: str, place: Place, ends: Mapping[int, Ends]) -> list[Message]:
+    """Return at most `place.count` records, the newest last."""
+    starts = first_offsets(place, ends)
+    if not starts:
+        return []
+    start: Start = place.time if place.by == "time" and place.time is not None else starts
+    left = {id_: ends[id_].end for id_ in starts}
+    found: list[Message] = []
+    deadline = asyncio.get_running_loop().time() + LOOK_S
+    async with client.checkpoint_consumer(topic, start=start, window_bytes=WINDOW_BYTES) as consumer:
+        while left and not _is_full(found, place):
+            message = await consumer.receive(timeout=min(1.0, max(0.0, deadline - asyncio.get_running_loop().time())))
+            if message is None:
+                break
+            if message.segment in starts and _is_wanted(message, place):
+                found.append(message)
+            if message.offset + 1 >= left.get(message.segment, 0):
+                left.pop(message.segment, None)
+    found.sort(key=lambda each: (each.timestamp_us, each.segment, each.offset))
+    return found[-place.count :] if place.by in ("end", "key") else found[: place.count]
+
+
+def _is_full(found: list[Message], place: Place) -> bool:
+    return place.by in ("begin", "offset", "time") and len(found) >= place.count
+
+
+def _is_wanted(message: Message, place: Place) -> bool:
+    if place.segment not in (None, message.segment):
+        return False
+    if place.by == "key":
+        return message.key == place.key
+    if place.by == "time" and place.time is not None:
+        return message.timestamp_us >= place.time.timestamp() * 1e6
+    return True
+
+
+# How bytes look.
+
+
+def decoded(data: bytes | None, form: str = "auto") -> tuple[str, str]:
+    """Return bytes as text, and which form that is: `json`, `text` or `hex`."""
+    if data is None:
+        return "", "none"
+    if form in ("auto", "json"):
+        try:
+            value = json.loads(data)
+            if form == "json" or isinstance(value, dict | list):
+                return json.dumps(value, indent=2, ensure_ascii=False), "json"
+        except (ValueError, RecursionError):
+            pass
+    if form != "hex":
+        try:
+            text = data.decode()
+            if all(char.isprintable() or char in "\n\r\t" for char in text):
+                return text, "text"
+        except UnicodeDecodeError:
+            pass
+    return hex_dump(data), "hex"
+
+
+def hex_dump(data: bytes) -> str:
+    """Return lines of sixteen bytes with their place and what is readable of them."""
+    lines = []
+    for place in range(0, len(data), 16):
+        part = data[place : place + 16]
+        readable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{place:06x}  {part.hex(' '):<47}  {readable}")
+    return "\n".join(lines)
+
+
+def one_line(data: bytes | None, limit: int = 200) -> str:
+    """Return the begin of a value, for a row."""
+    if data is None:
+        return "–"
+    text, form = decoded(data[: limit * 4], "auto" if len(data) <= limit * 4 else "text")
+    if form == "hex":
+        return data[:limit].hex(" ")[:limit]
+    return " ".join(text.split())[:limit]

@@ -1,0 +1,76 @@
+"""The reports of Spark jobs, as `braid pipeline … --report-topic` publishes them: read from the end of that topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from braid.console.records import Place, ends_of, look
+from braid.console.rest import Rest, RestError, topic_path
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+    from braid.model.message import Message
+
+READ = 100
+"""Of the last records of the topic."""
+
+
+class JobRun(Struct, frozen=True):
+    """One run of a job. Programs may publish such records, too."""
+
+    job: str
+    at: int
+    """µs since 1970"""
+    ok: bool = True
+    report: dict[str, Any] = {}
+
+    @property
+    def topic(self) -> str:
+        return str(self.report.get("topic", ""))
+
+
+async def last_reports(rest: Rest, client: Client, topic: str) -> list[JobRun] | None:
+    """Return the last run of each job for each topic, the newest first; None if nobody has made the topic."""
+    try:
+        stats = await rest.get(topic_path(topic) + "/stats")
+    except RestError as error:
+        if error.status == 404:
+            return None
+        raise
+    return newest(await look(client, topic, Place(by="end", count=READ), ends_of(stats)))
+
+
+def newest(messages: Iterable[Message]) -> list[JobRun]:
+    """Return the last run of each job and topic. Records that are no reports are left out."""
+    found: dict[tuple[str, str], JobRun] = {}
+    for message in messages:
+        try:
+            run = msgspec.json.decode(message.value, type=JobRun)
+        except msgspec.DecodeError:
+            continue
+        known = found.get((run.job, run.topic))
+        if known is None or known.at <= run.at:
+            found[run.job, run.topic] = run
+    return sorted(found.values(), key=lambda each: -each.at)
+
+
+def summary(run: JobRun) -> list[tuple[str, Any]]:
+    """Return the numbers of a report that a person looks at first: name and value. Sizes end in `bytes`."""
+    wanted = {
+        "audit": ("records", "batches", "chunks", "bytes", "seconds"),
+        "lake": ("records", "files", "bytes", "lag", "skipped", "seconds"),
+        "compact": ("chunksBefore", "chunksAfter", "joinedBytes", "seconds"),
+        "replay": ("records", "bytes", "seconds"),
+    }
+    names = wanted.get(run.job, ("records", "bytes", "seconds"))
+    return [(name, run.report[name]) for name in names if isinstance(run.report.get(name), int | float)]
+
+
+def complaints(run: JobRun) -> list[str]:
+    """Return what is wrong, in the report's own words."""
+    found = [*run.report.get("defects", ()), *run.report.get("failures", ()), *run.report.get("losses", ())]
+    return [each if isinstance(each, str) else str(each.get("text", each)) for each in found]

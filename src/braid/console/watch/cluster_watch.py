@@ -1,0 +1,460 @@
+"""Watches a cluster with one token: the only place of the console that asks brokers again and again.
+
+All pages of one token share a watch, so ten open pages cost brokers as much as one. A watch asks four kinds of
+questions, each at its own pace (`pace.py`):
+
+    probes    /readyz of each broker: which are up
+    routing   brokers, topology and changes, of one broker in turn
+    metrics   /metrics of each broker: counters and offsets, of which rates are made
+    topics    layout, statistics and replicas of the topics that a page shows
+
+A token that may not see the cluster gets its topics by name, and their layouts one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from braid.console.drawing.strands import NOBODY
+from braid.console.rest import API, Rest, RestError, topic_path
+from braid.console.watch.history import SegmentSeen, TopicHistory
+from braid.console.watch.metrics_text import Series, read_metrics
+from braid.console.watch.pace import Pace
+from braid.console.watch.rates import Rates
+from braid.console.watch.view import BrokerSeen, ClusterView, Json, TopicDetail, TopicSeen
+from braid.model.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
+
+TICK_S: Final = 0.5
+MAX_TOPICS: Final = 2_000
+"""Of which a history is kept."""
+MAX_WANTED: Final = 60
+"""Topics of which one round of statistics is asked for."""
+MISSED: Final = 2
+"""Probes in a row without an answer that make a broker silent."""
+FORGET_S: Final = 120.0
+FIRST_S: Final = 1.5
+
+_COUNTERS: Final = {
+    "braid_topic_publish_records_total": "records_in_per_s",
+    "braid_topic_publish_bytes_total": "bytes_in_per_s",
+    "braid_topic_deliver_records_total": "records_out_per_s",
+    "braid_topic_deliver_bytes_total": "bytes_out_per_s",
+}
+_END: Final = "braid_segment_end_offset"
+_LAG: Final = "braid_subscription_lag_records"
+_HOT: Final = "braid_segment_hot_key_ratio"
+_BROKER_GAUGES: Final = {
+    "braid_disk_size_bytes": "disk_size",
+    "braid_disk_free_bytes": "disk_free",
+    "braid_connections": "connections",
+    "braid_replicas_out_of_sync": "out_of_sync",
+}
+_WANTED: Final = frozenset({*_COUNTERS, *_BROKER_GAUGES, _END, _LAG, _HOT, "process_cpu_seconds_total"})
+_UP: Final = frozenset({"active", "draining", "drained", "stopping"})
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ClusterWatch:
+    def __init__(self, rest: Rest) -> None:
+        self.rest: Final = rest
+        self.view = ClusterView()
+        self.details: dict[str, TopicDetail] = {}
+        self.histories: dict[str, TopicHistory] = {}
+        self.colours: dict[str, int] = {}
+        """Of brokers, in the order in which they were seen."""
+        self.namespaces: list[str] = [f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}"]
+        """Of which a limited token lists topics."""
+        self.last_used = time.monotonic()
+        self._pages = 0
+        self._wanted: dict[str, int] = {}
+        self._proposals: set[str] = set()
+        self._paces = {
+            "probes": Pace(1.0, 5.0),
+            "routing": Pace(1.0, 2.0),
+            "metrics": Pace(2.0, 5.0),
+            "topics": Pace(2.0, 10.0),
+        }
+        self._rates = Rates()
+        self._missed: dict[str, int] = {}
+        self._lease: dict[str, bool | None] = {}
+        self._ids: dict[str, str] = {}
+        """Brokers by the address that clients use; also of those that are gone."""
+        self._brokers: dict[str, Json] = {}
+        self._gauges: dict[str, dict[str, float]] = {}
+        self._topics: dict[str, Json] = {}
+        self._numbers: dict[str, dict[str, float]] = {}
+        self._hot: dict[str, list[str]] = {}
+        self._changes: list[Json] = []
+        self._error = ""
+        self._limited = False
+        self._at = 0.0
+        self._looked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # Pages.
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="watch the cluster")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def watched(self) -> bool:
+        return self._pages > 0
+
+    @contextlib.contextmanager
+    def page(self) -> Iterator[None]:
+        """Look more often while a page is open."""
+        self._pages += 1
+        self.last_used = time.monotonic()
+        try:
+            yield
+        finally:
+            self._pages -= 1
+            self.last_used = time.monotonic()
+
+    def want(self, path: str) -> None:
+        """Ask for the details of a topic, too."""
+        self._wanted[path] = self._wanted.get(path, 0) + 1
+        self._paces["topics"].hurry()
+
+    def unwant(self, path: str) -> None:
+        left = self._wanted.get(path, 0) - 1
+        if left > 0:
+            self._wanted[path] = left
+        else:
+            self._wanted.pop(path, None)
+            self._proposals.discard(path)
+
+    def propose(self, path: str) -> None:
+        """Ask what auto-scaling would do with the topic; its owners then measure key hashes."""
+        self._proposals.add(path)
+
+    def hurry(self) -> None:
+        """Look again now: a person has changed something."""
+        for pace in self._paces.values():
+            pace.hurry()
+
+    async def first_look(self) -> None:
+        """Return when the cluster was seen, or soon: the first page need not be empty."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S):
+                await self._looked.wait()
+
+    # Looking.
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                _log.exception("a look at the cluster broke; the next one follows")
+            await asyncio.sleep(TICK_S)
+
+    async def look(self) -> None:
+        """Ask everything whose time has come, and make the next view."""
+        questions = {
+            "probes": self._look_at_brokers,
+            "routing": self._look_at_routing,
+            "metrics": self._look_at_metrics,
+            "topics": self._look_at_topics,
+        }
+        now = time.monotonic()
+        due = [kind for kind, pace in self._paces.items() if pace.due(now, watched=self.watched)]
+        if not due:
+            return
+        if not self._at and "routing" in due:
+            await self._timed("routing", questions["routing"])  # The others need to know the brokers.
+            due.remove("routing")
+        await asyncio.gather(*(self._timed(kind, questions[kind]) for kind in due))
+        self._make_view()
+        self._looked.set()
+
+    async def _timed(self, kind: str, question: Any) -> None:
+        began = time.monotonic()
+        took = await question()
+        self._paces[kind].asked(began, took if took is not None else time.monotonic() - began)
+
+    async def _look_at_brokers(self) -> float:
+        known = {id_: each["admin"] for id_, each in self._brokers.items() if each["admin"]}
+        answers = await asyncio.gather(*(self.rest.probe(admin) for admin in known.values()))
+        for id_, answer in zip(known, answers):
+            self._lease[id_] = answer
+            self._missed[id_] = 0 if answer is not None else self._missed.get(id_, 0) + 1
+        return 0.0
+
+    async def _look_at_routing(self) -> None:
+        try:
+            self.rest.turn()
+            brokers = await self.rest.get(f"{API}/brokers")
+            topology = await self.rest.get(f"{API}/topology")
+            self._changes = await self._get_or(f"{API}/changes", [])
+        except RestError as error:
+            if error.status == 403:
+                await self._look_at_names()
+            else:
+                self._error = str(error)
+            return
+        self._limited, self._error, self._at = False, "", time.time()
+        self._note_brokers(brokers)
+        self._topics = {each["topic"]: each for each in topology["topics"][:MAX_TOPICS]}
+        for path, topic in self._topics.items():
+            segments = [self._segment(each) for each in topic["segments"]]
+            self._note_segments(path, topic["topicId"], segments)
+        self._forget_topics()
+
+    async def _look_at_names(self) -> None:
+        """Look as far as a token reaches that may not see the cluster."""
+        self._limited = True
+        try:
+            found: list[str] = []
+            for namespace in self.namespaces:
+                found += await self.rest.get(f"{API}/scalable/{namespace}")
+            for name in found[:MAX_TOPICS]:
+                path = TopicName.parse(name).path
+                layout = await self.rest.get(topic_path(path) + "/layout")
+                segments = [_of_layout(each, layout["owners"]) for each in layout["segments"].values()]
+                self._topics[path] = {"topic": path, "topicId": 0, "segments": [], "seen": segments}
+                self._note_segments(path, 0, segments)
+            self._error, self._at = "", time.time()
+        except RestError as error:
+            self._error = str(error)
+
+    async def _get_or(self, path: str, otherwise: Any) -> Any:
+        """Ask for what brokers of an older version do not have."""
+        try:
+            return await self.rest.get(path)
+        except RestError as error:
+            if error.status != 404:
+                raise
+            return otherwise
+
+    def _note_brokers(self, brokers: list[Json]) -> None:
+        present = {each["id"]: each for each in brokers}
+        for id_, each in present.items():
+            known = self._brokers.get(id_, {})
+            if not each["admin"] and known.get("admin"):  # A broker that is down has no address any more.
+                each = {**each, **{name: known[name] for name in ("address", "admin", "version", "startedAt")}}
+            self._brokers[id_] = each
+            if each["address"]:
+                self._ids[each["address"]] = id_
+        for id_ in self._brokers.keys() - present.keys():
+            if self._missed.get(id_, 0) > 2 * MISSED:
+                del self._brokers[id_]  # It left in order, or has nothing that anybody waits for.
+            else:
+                self._brokers[id_] = {**self._brokers[id_], "state": "down", "segments": 0, "replicas": 0}
+        for id_ in sorted(self._brokers):
+            self.colours.setdefault(id_, len(self.colours))
+        self.rest.learn([each["admin"] for each in self._brokers.values() if each["state"] in _UP])
+
+    def _segment(self, routed: Json) -> SegmentSeen:
+        return SegmentSeen(
+            id=routed["segmentId"],
+            first_hash=routed["hashRange"]["start"],
+            last_hash=routed["hashRange"]["end"],
+            active=routed["active"],
+            parents=tuple(routed["parentIds"]),
+            children=tuple(routed["childIds"]),
+            owner=self._ids.get(str(routed["owner"]), str(routed["owner"])),
+            epoch=routed["epoch"],
+        )
+
+    def _note_segments(self, path: str, topic_id: int, segments: list[SegmentSeen]) -> None:
+        now = time.time()
+        history = self.histories.get(path)
+        if history is None or history.topic_id != topic_id:
+            self.histories[path] = history = TopicHistory(topic_id, now)
+        silent = [id_ for id_ in self._brokers if not self._is_up(id_)]
+        seen = [msgspec.structs.replace(each, owner=NOBODY) if each.owner in silent else each for each in segments]
+        history.look(seen, now, silent)
+        self._topics[path]["seen"] = seen
+
+    def _forget_topics(self) -> None:
+        for gone in self.histories.keys() - self._topics.keys():
+            del self.histories[gone]
+        for gone in self._numbers.keys() - self._topics.keys():
+            del self._numbers[gone]
+        for gone in self.details.keys() - self._topics.keys():
+            del self.details[gone]
+
+    async def _look_at_metrics(self) -> float:
+        admins = {id_: each["admin"] for id_, each in self._brokers.items() if self._is_up(id_) and each["admin"]}
+        took = 0.0
+
+        async def ask(admin: str) -> str | None:
+            nonlocal took
+            began = time.monotonic()
+            text = await self.rest.metrics(admin)
+            took = max(took, time.monotonic() - began)
+            return text
+
+        answers = await asyncio.gather(*map(ask, admins.values()))
+        now = time.time()
+        families = {id_: read_metrics(text, _WANTED) for id_, text in zip(admins, answers) if text is not None}
+        self._note_metrics(families, now)
+        self._rates.forget_before(now - FORGET_S)
+        return took
+
+    def _note_metrics(self, families: dict[str, dict[str, Series]], now: float) -> None:
+        numbers: dict[str, dict[str, float]] = {}
+        lags: dict[str, dict[str, float]] = {}
+        hot: dict[str, list[str]] = {}
+        for id_, found in families.items():
+            self._gauges[id_] = {field: found[name][()] for name, field in _BROKER_GAUGES.items() if () in found[name]}
+            cpu = self._rates.seen(("cpu", id_), found["process_cpu_seconds_total"].get((), 0.0), now)
+            if cpu is not None:
+                self._gauges[id_]["cpu"] = cpu
+            for name, field in _COUNTERS.items():
+                for (path,), value in found[name].items():
+                    rate = self._rates.seen((field, id_, path), value, now)
+                    if rate is not None:
+                        of_topic = numbers.setdefault(path, {})
+                        of_topic[field] = of_topic.get(field, 0.0) + rate
+            for (_, subscription, path), value in found[_LAG].items():
+                of_path = lags.setdefault(path, {})
+                of_path[subscription] = of_path.get(subscription, 0.0) + value
+            for (segment, path), share in found[_HOT].items():
+                hot.setdefault(path, []).append(f"one key is {share:.0%} of segment {segment}")
+        for path, by_subscription in lags.items():
+            numbers.setdefault(path, {}).update(
+                backlog=max(by_subscription.values()), subscriptions=len(by_subscription)
+            )
+        self._numbers, self._hot = numbers, hot
+        self._note_offsets(families.values(), now)
+
+    def _note_offsets(self, families: Iterable[dict[str, Series]], now: float) -> None:
+        """Make the traffic of each segment of how fast its end grows."""
+        ends: dict[tuple[str, str], float] = {}
+        for found in families:
+            for (segment, path), end in found[_END].items():
+                ends[path, segment] = max(end, ends.get((path, segment), 0.0))
+        for (path, segment), end in ends.items():
+            rate = self._rates.seen(("end", path, segment), end, now)
+            history = self.histories.get(path)
+            if rate is not None and history is not None:
+                history.measure(int(segment), now, rate)
+
+    async def _look_at_topics(self) -> float:
+        wanted = [path for path in self._wanted if path in self._topics][:MAX_WANTED]
+        slowest = 0.0
+        for path in wanted:
+            began = time.monotonic()
+            try:
+                self.details[path] = await self._detail(path)
+            except RestError as error:
+                if error.status == 404:
+                    self.details.pop(path, None)
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0)
+        return slowest * max(1, len(wanted))
+
+    async def _detail(self, path: str) -> TopicDetail:
+        at = topic_path(path)
+        layout, stats = await self.rest.get(at + "/layout"), await self.rest.get(at + "/stats")
+        replicas = None
+        if any(each["replicas"] for each in stats["segments"].values()):
+            replicas = await self.rest.get(at + "/replicas")
+        proposal = None
+        if path in self._proposals:
+            with contextlib.suppress(RestError):
+                proposal = await self.rest.get(at + "/autoScaleProposal")
+        if self._limited:
+            self._note_stats(path, stats)
+        return TopicDetail(at=time.time(), layout=layout, stats=stats, replicas=replicas, proposal=proposal)
+
+    def _note_stats(self, path: str, stats: Json) -> None:
+        """Make rates of a topic's statistics, where the token may not see the cluster's metrics."""
+        now, history = time.time(), self.histories.get(path)
+        for segment, each in stats["segments"].items():
+            if each["endOffset"] is not None and history is not None:
+                rate = self._rates.seen(("end", path, segment), each["endOffset"], now)
+                if rate is not None:
+                    history.measure(int(segment), now, rate)
+
+    # The view.
+
+    def _is_up(self, id_: str) -> bool:
+        return self._brokers[id_]["state"] in _UP and self._missed.get(id_, 0) < MISSED
+
+    def _make_view(self) -> None:
+        self.view = ClusterView(
+            at=self._at,
+            error=self._error,
+            limited=self._limited,
+            brokers=tuple(self._broker(id_) for id_ in sorted(self._brokers)),
+            topics={path: self._topic(path, topic) for path, topic in sorted(self._topics.items())},
+            changes=tuple(self._changes),
+        )
+
+    def _broker(self, id_: str) -> BrokerSeen:
+        each, gauges, load = self._brokers[id_], self._gauges.get(id_, {}), self._brokers[id_]["load"] or {}
+        up, lease = self._is_up(id_), self._lease.get(id_)
+        return BrokerSeen(
+            id=id_,
+            address=each["address"],
+            admin=each["admin"],
+            version=each["version"],
+            started_at=each["startedAt"] / 1e6 if each["startedAt"] else None,
+            state=each["state"] if up or each["state"] == "down" else "silent",
+            lease="unknown" if lease is None else "held" if lease else "lost",
+            leader=each["leader"] and up,
+            segments=each["segments"],
+            replicas=each["replicas"],
+            cpu=gauges.get("cpu", load.get("cpu")) if up else None,
+            bytes_in_per_s=load.get("bytesInPerS") if up else None,
+            bytes_out_per_s=load.get("bytesOutPerS") if up else None,
+            backlog_bytes=load.get("backlogBytes"),
+            disk_size=gauges.get("disk_size"),
+            disk_free=gauges.get("disk_free"),
+            connections=int(gauges["connections"]) if up and "connections" in gauges else None,
+            out_of_sync=int(gauges.get("out_of_sync", 0)) if up else 0,
+            labels=each["labels"],
+            obstacles=tuple(each["obstacles"]),
+        )
+
+    def _topic(self, path: str, topic: Json) -> TopicSeen:
+        numbers, detail = self._numbers.get(path, {}), self.details.get(path)
+        segments: list[SegmentSeen] = topic.get("seen", [])
+        stored = None
+        if detail is not None:
+            sizes = [each["bytes"] for each in detail.stats["segments"].values()]
+            stored = sum(size for size in sizes if size is not None)
+        unserved = sum(each.active and not each.owner for each in segments)
+        alarms = [f"{unserved} of {len(segments)} segments are not served"] if unserved else []
+        return TopicSeen(
+            path=path,
+            topic_id=topic["topicId"],
+            segments=tuple(segments),
+            stored_bytes=stored,
+            alarms=(*alarms, *self._hot.get(path, ())),
+            records_in_per_s=numbers.get("records_in_per_s"),
+            bytes_in_per_s=numbers.get("bytes_in_per_s"),
+            records_out_per_s=numbers.get("records_out_per_s"),
+            bytes_out_per_s=numbers.get("bytes_out_per_s"),
+            backlog=numbers.get("backlog"),
+            subscriptions=int(numbers["subscriptions"]) if "subscriptions" in numbers else None,
+        )
+
+
+def _of_layout(info: Json, owners: Json) -> SegmentSeen:
+    return SegmentSeen(
+        id=info["segmentId"],
+        first_hash=info["hashRange"]["start"],
+        last_hash=info["hashRange"]["end"],
+        active=info["state"] == "ACTIVE",
+        parents=tuple(info.get("parentIds", ())),
+        children=tuple(info.get("childIds", ())),
+        owner=owners.get(str(info["segmentId"])) or "",
+    )

@@ -1,0 +1,135 @@
+"""Leases of a queue while connections break and segments get other owners, with whole brokers in virtual time: a
+message stays with the consumer that works on it, and no owner hands out anything after its own time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import Brokers
+from tests.kits.queues import kill_program, numbers, program, queue_at, queue_of, send, served, take, take_all
+from tests.kits.waiting import until
+
+AWAY = ("a", "b", "c")
+
+
+async def move_away(brokers: Brokers) -> None:
+    source = await served(brokers)
+    await brokers.move(0, next(each for each in AWAY if each != source))
+
+
+# Extensions.
+
+
+@pytest.mark.parametrize("event", ["cut", "move"])
+async def test_an_extension_outlives_its_channel(simulation: Simulation, event: str) -> None:
+    async with (
+        queue_of(simulation, AWAY, messages=1, ack_timeout_ms=2_000) as (brokers, client),
+        program(brokers, "worker") as worker_client,
+        worker_client.queue_consumer("orders", "work", name="worker") as worker,
+    ):
+        (message,) = await take(worker, 1)
+        await worker.extend(message, 600)
+        other = client.queue_consumer("orders", "work", name="other")
+        await other.start()
+        if event == "move":
+            await move_away(brokers)
+        else:
+            brokers.network.reset("worker", await served(brokers))
+        await until(lambda: queue_at(brokers).counts().consumers == ("other", "worker"))
+        assert await other.receive(timeout=60) is None, "it is leased for ten minutes"
+        await worker.ack(message)
+        assert queue_at(brokers).counts().ready == 0
+
+
+# Consumers that come back later than others.
+
+
+@pytest.mark.parametrize("event", ["move", "restart"])
+async def test_a_new_owner_waits_for_consumers_that_hold_messages(simulation: Simulation, event: str) -> None:
+    async with (
+        queue_of(simulation, AWAY, messages=10, ack_timeout_ms=600_000) as (brokers, client),
+        program(brokers, "slow") as slow_client,
+        slow_client.queue_consumer("orders", "work", name="slow", prefetch=3) as slow,
+    ):
+        held = await take(slow, 3)
+        fast = client.queue_consumer("orders", "work", name="fast")
+        others = await take(fast, 7)
+        source = await served(brokers)
+        target = source if event == "restart" else next(each for each in AWAY if each != source)
+        brokers.network.cut("slow", target)
+        if event == "move":
+            await brokers.move(0, target)
+        else:
+            brokers.network.reset("slow", source)
+            brokers.kill(source)
+            await brokers.start(source)
+            await served(brokers)
+        await until(lambda: queue_at(brokers).counts().consumers == ("fast",))
+        await send(client, [10])
+        assert numbers(await take(fast, 1)) == [10], "nobody can hold a message that came later"
+        brokers.network.heal("slow")
+        await until(lambda: queue_at(brokers).counts().consumers == ("fast", "slow"))
+        assert await fast.receive(timeout=10) is None
+        for consumer, messages in ((slow, held), (fast, others)):
+            for message in messages:
+                await consumer.ack(message)
+
+
+async def test_messages_of_consumers_that_do_not_come_back_are_delivered_soon(simulation: Simulation) -> None:
+    async with queue_of(simulation, AWAY, messages=10, ack_timeout_ms=600_000) as (brokers, client):
+        async with program(brokers, "dying") as dying_client:
+            dying = dying_client.queue_consumer("orders", "work", prefetch=3)
+            await take(dying, 3)
+            kill_program(brokers, "dying")
+            await dying.end()
+        await move_away(brokers)
+        async with client.queue_consumer("orders", "work") as consumer:
+            assert numbers(await take_all(consumer, quiet_s=3)) == list(range(10))
+
+
+# Owners whose time is over.
+
+
+async def test_an_owner_whose_lease_is_over_hands_out_nothing(simulation: Simulation) -> None:
+    """Another owner may have confirmed acks since. A process that was frozen finds its timers before that news."""
+    async with (
+        queue_of(simulation, messages=1, ack_timeout_ms=1_000) as (brokers, client),
+        client.queue_consumer("orders", "work") as consumer,
+    ):
+        await take(consumer, 1)
+        queue, holds = queue_at(brokers), True
+        queue._may_confirm = lambda: holds
+        holds = False
+        await send(client, [1])
+        assert await consumer.receive(timeout=10) is None, "a lease has run out, and a message is new"
+        holds = True
+        queue.pump()
+        assert numbers(await take(consumer, 2)) == [0, 1]
+
+
+# Channels that are refused, and answers that wait.
+
+
+async def test_a_consumer_that_ends_while_its_channel_is_opened_leaves_none_behind(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=5, ack_timeout_ms=600_000) as (brokers, client):
+        gone = client.queue_consumer("orders", "work", name="gone")
+        await gone.start()
+        while not gone._feeds[0]._number:  # noqa: ASYNC110 — until the request leaves, and not longer
+            await asyncio.sleep(0)
+        await gone.end()
+        await until(lambda: queue_at(brokers).counts().delivered > 0)
+        async with client.queue_consumer("orders", "work", name="here") as consumer:
+            assert numbers(await take(consumer, 5)) == list(range(5))
+            assert queue_at(brokers).counts().consumers == ("here",)
+
+
+async def test_a_consumer_starts_when_a_broker_is_there_again(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=1) as (brokers, client):
+        brokers.kill("a")
+        starting = asyncio.ensure_future(client.queue_consumer("orders", "work").start())
+        await asyncio.sleep(5)
+        await brokers.start("a")
+        await starting

@@ -1,0 +1,239 @@
+"""What pages say: numbers, consequences, records, reports. Without a browser."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import pytest
+
+from braid.cli.console import admin_urls
+from braid.console import numbers
+from braid.console.pages import consequences
+from braid.console.pages.cluster import brokers_card, change_text, changes_card
+from braid.console.pages.messages import headers_of, place_of
+from braid.console.pages.pipeline import is_query
+from braid.console.pages.topics import Listing, chosen, topics_card
+from braid.console.records import Ends, Place, decoded, ends_of, first_offsets, hex_dump, one_line
+from braid.console.reports import complaints, newest, summary
+from braid.console.watch.history import SegmentSeen
+from braid.console.watch.view import BrokerSeen, ClusterView, TopicSeen
+from braid.model.errors import InvalidArgument
+from braid.model.hashing import key_hash
+from braid.model.message import Message
+
+GIVEN: dict[str, Any] = {"by": "end", "segment": None, "offset": 0, "time": "", "key": "", "count": 50}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (numbers.bytes_text(512), "512 B"),
+        (numbers.bytes_text(1536), "1.5 KiB"),
+        (numbers.bytes_text(20 << 30), "20.0 GiB"),
+        (numbers.bytes_text(None), "–"),
+        (numbers.count_text(1234567), "1,234,567"),
+        (numbers.short_text(950), "950"),
+        (numbers.short_text(1234), "1.2 k"),
+        (numbers.short_text(35_000_000), "35.0 M"),
+        (numbers.rate_text(0.25, "records"), "0.2 records/s"),
+        (numbers.rate_text(12_000, "records"), "12.0 k records/s"),
+        (numbers.age_text(45), "45 s"),
+        (numbers.age_text(600), "10 min"),
+        (numbers.age_text(9 * 86_400), "9 days"),
+        (numbers.percent_text(0.256), "26 %"),
+    ],
+)
+def test_numbers_have_units(text: str, expected: str) -> None:
+    assert text == expected
+
+
+# Consequences.
+
+
+def segment(id_: int, first: int, last: int, owner: str = "broker-0") -> SegmentSeen:
+    return SegmentSeen(id=id_, first_hash=first, last_hash=last, active=True, owner=owner)
+
+
+def test_an_action_says_what_will_happen() -> None:
+    low, high = segment(1, 0, 0x7FFF), segment(2, 0x8000, 0xFFFF)
+    assert "Segment 1 (0000–7fff) goes from broker-0 to broker-2." in consequences.of_move(low, "broker-2")
+    assert "two segments at hash 1000" in consequences.of_split(low, 2, "1000")[0]
+    assert "4 segments of equal size" in consequences.of_split(low, 4, "")[0]
+    assert "1 (0000–7fff) and 2 (8000–ffff)" in consequences.of_merge(low, high)[0]
+    assert (
+        "The 12 segments of a move to the other 2 brokers"
+        in consequences.of_drain(BrokerSeen(id="a", segments=12), 2)[0]
+    )
+    assert "nowhere to go" in consequences.of_drain(BrokerSeen(id="a", segments=12), 0)[0]
+    assert "1,234 records" in consequences.of_skip("billing", 1234)[0]
+
+
+def test_a_merge_takes_the_next_neighbour_or_the_one_before_the_last() -> None:
+    first, second, third = segment(1, 0, 99), segment(5, 100, 199), segment(3, 200, 0xFFFF)
+    topic = TopicSeen(path="t", segments=(third, first, second))
+    assert consequences.neighbour(first, topic) == second
+    assert consequences.neighbour(third, topic) == second
+    assert consequences.neighbour(first, TopicSeen(path="t", segments=(first,))) is None
+
+
+def test_a_plan_to_balance_names_its_moves() -> None:
+    move = {"topic": "t", "segment": 1, "from": "a", "to": "b", "bytesPerS": 2048}
+    plan: dict[str, Any] = {"moves": [move], "notes": [{"text": "why"}], "spreadBefore": 1.5, "spreadAfter": 1.1}
+    assert consequences.of_balance(plan)[1:] == ["t segment 1: a → b (2.0 KiB/s)", "why"]
+    assert consequences.of_balance({**plan, "moves": []}) == ["Nothing would move.", "why"]
+
+
+# The cluster.
+
+
+def test_a_broker_that_is_silent_is_shown_so() -> None:
+    view = ClusterView(at=1.0, brokers=(BrokerSeen(id="a"), BrokerSeen(id="b", state="silent")))
+    page = brokers_card(view, {"a": 0, "b": 1}, read_only=False)
+    assert 'data-state="silent"' in page
+    assert "not answering" in page
+    assert page.count('data-act="drain"') == 1, "only of the one that answers"
+    assert "data-act" not in brokers_card(view, {}, read_only=True)
+
+
+def test_empty_pages_say_what_to_do() -> None:
+    assert "braid up" in brokers_card(ClusterView(), {}, read_only=False)
+    assert "braid topic create orders" in topics_card(ClusterView(), Listing(), {})
+    assert "Nothing is under way" in changes_card(ClusterView())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"kind": "layout", "children": [1, 2], "step": "SEALING"}, "orders: segment 0 → 1, 2 (sealing)"),
+        ({"kind": "move", "from": "a", "to": ["b"]}, "orders: segment 0 moves from a to b"),
+        ({"kind": "vote", "from": "a"}, "orders: the replicas of segment 0 vote; its owner a is gone"),
+        ({"kind": "replicas", "to": ["a", "b"]}, "orders: copies of segment 0 go to a, b"),
+        ({"kind": "opening", "from": "a"}, "orders: a opens segment 0"),
+    ],
+)
+def test_a_change_is_a_sentence(change: dict[str, Any], text: str) -> None:
+    assert change_text({"topic": "public/default/orders", "segments": [0], **change}) == text
+
+
+def test_topics_are_searched_and_sorted() -> None:
+    view = ClusterView(
+        topics={
+            path: TopicSeen(path=path, backlog=backlog)
+            for path, backlog in (("public/default/a", 5.0), ("public/default/b", 9.0), ("x/y/orders", None))
+        }
+    )
+    assert [each.path for each in chosen(view, Listing(sort="backlog", down=True))][:2] == [
+        "public/default/b",
+        "public/default/a",
+    ]
+    assert [each.path for each in chosen(view, Listing(search="order"))] == ["x/y/orders"]
+    assert chosen(view, Listing(down=True))[0].path == "x/y/orders"
+    assert "No topic matches" in topics_card(view, Listing(search="nothing"), {})
+
+
+# Records.
+
+
+ENDS = {0: Ends(10, 100, 0, 0x7FFF, True), 1: Ends(0, 30, 0x8000, 0xFFFF, True), 2: Ends(5, 5, 0, 0xFFFF, False)}
+
+
+@pytest.mark.parametrize(
+    ("place", "starts"),
+    [
+        (Place(by="end", count=50), {0: 50, 1: 0}),
+        (Place(by="begin"), {0: 10, 1: 0}),
+        (Place(by="offset", offset=40), {0: 40}),
+        (Place(by="offset", offset=3, segment=0), {0: 10}),
+        (Place(by="end", count=5, segment=1), {1: 25}),
+    ],
+)
+def test_a_look_begins_where_it_was_asked_to(place: Place, starts: dict[int, int]) -> None:
+    assert first_offsets(place, ENDS) == starts
+
+
+def test_a_key_is_looked_for_only_in_segments_that_may_have_it() -> None:
+    key = b"customer-7"
+    (where,) = first_offsets(Place(by="key", key=key), ENDS)
+    assert ENDS[where].first_hash <= key_hash(key) <= ENDS[where].last_hash
+
+
+def test_segments_that_nobody_serves_are_left_out() -> None:
+    known = {"earliestOffset": 1, "endOffset": 5, "hashRange": {"start": 0, "end": 9}, "state": "ACTIVE"}
+    stats = {"segments": {"0": known, "1": {**known, "endOffset": None}}}
+    assert ends_of(stats) == {0: Ends(1, 5, 0, 9, True)}
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "text", "shown_as"),
+    [
+        (b'{"a":1}', "auto", '{\n  "a": 1\n}', "json"),
+        (b"17", "auto", "17", "text"),
+        (b"17", "json", "17", "json"),
+        ("grüß".encode(), "auto", "grüß", "text"),
+        (b"\x00\xff", "auto", hex_dump(b"\x00\xff"), "hex"),
+        (b"ab", "hex", hex_dump(b"ab"), "hex"),
+        (b"{broken", "json", "{broken", "text"),
+    ],
+)
+def test_bytes_are_shown_as_what_they_are(data: bytes, form: str, text: str, shown_as: str) -> None:
+    assert decoded(data, form) == (text, shown_as)
+
+
+def test_a_row_shows_one_line() -> None:
+    assert one_line(b'{"a":\n 1}') == '{ "a": 1 }'
+    assert one_line(None) == "–"
+    assert one_line(b"\x00\x01") == "00 01"
+    assert hex_dump(b"Braid\x00").startswith("000000  42 72 61 69 64 00 ")
+
+
+def test_what_a_person_typed_is_read_or_refused_with_a_sentence() -> None:
+    place = place_of({**GIVEN, "by": "time", "time": "2026-01-31 12:00", "count": 9_999, "segment": 3})
+    assert place.time == datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+    assert (place.count, place.segment) == (200, 3)
+    with pytest.raises(ValueError, match="write the time as"):
+        place_of({**GIVEN, "by": "time", "time": "noon"})
+    assert headers_of("a=1, b = x=y ,") == {"a": b"1", "b": b"x=y"}
+    with pytest.raises(ValueError, match="is no header"):
+        headers_of("nonsense")
+
+
+# The pipeline.
+
+
+def message(content: object, offset: int = 0) -> Message:
+    return Message(value=json.dumps(content).encode(), key=None, timestamp_us=offset, offset=offset)
+
+
+def test_the_last_report_of_each_job_counts() -> None:
+    first = {"job": "audit", "at": 1, "ok": False, "report": {"topic": "a", "records": 5, "defects": [{"text": "gap"}]}}
+    runs = newest(
+        [
+            message(first),
+            message({**first, "at": 3, "ok": True}),
+            message({"job": "lake", "at": 2}),
+            message("x"),
+            message(4),
+        ]
+    )
+    assert [(run.job, run.at, run.ok) for run in runs] == [("audit", 3, True), ("lake", 2, True)]
+    assert summary(runs[0]) == [("records", 5)]
+    assert complaints(runs[0]) == ["gap"]
+
+
+def test_a_query_is_a_stream_subscription_without_consumers() -> None:
+    base: dict[str, Any] = {"kind": "stream", "consumers": {}, "queue": None}
+    assert is_query(base)
+    assert not is_query({**base, "consumers": {"w": {}}})
+    assert not is_query({**base, "kind": "queue", "queue": {}})
+
+
+# The command.
+
+
+def test_several_admin_ports_may_be_named() -> None:
+    assert admin_urls("http://a:1, https://b:2/") == ("http://a:1", "https://b:2")
+    for wrong in ("a:1", "", "braid://a:1"):
+        with pytest.raises(InvalidArgument, match="is no admin URL"):
+            admin_urls(wrong)

@@ -1,0 +1,52 @@
+"""What a queue does at its limits: new messages wait, and everything else goes on."""
+
+from __future__ import annotations
+
+from braid.model.queue.settled import SettledOffsets
+from braid.model.queue.state import QueueLimits, QueueState
+
+END = 100
+
+
+def state_of(**limits: int) -> QueueState:
+    return QueueState(SettledOffsets(), limits=QueueLimits(**limits))
+
+
+def take(state: QueueState, count: int, now: int = 0) -> list[tuple[int, int]]:
+    """Take messages one by one; return offsets and leases."""
+    taken = [each for _ in range(count) for each in state.take(1, 1, 0, END, now, now + 1_000)]
+    return [(int(each.start), each.lease) for each in taken]
+
+
+def blocked(state: QueueState) -> str:
+    return state.blocked
+
+
+def test_delayed_messages_leave_room_for_those_that_came_back() -> None:
+    state = state_of(waiting=2, delayed=4)
+    for offset, lease in take(state, 3):
+        state.nack(offset, lease, 500, seen=False)
+    assert blocked(state) == ""
+    (first, second) = take(state, 2)
+    assert (first[0], second[0]) == (3, 4), "messages after the delayed ones"
+    state.nack(*first, 600)
+    assert blocked(state) == ""
+    state.nack(*second, 600)
+    assert blocked(state) == "2 messages wait to be delivered again"
+
+
+def test_so_many_delayed_messages_hold_up_new_ones_and_no_more() -> None:
+    state = state_of(waiting=2, delayed=4)
+    for offset, lease in take(state, 4):
+        state.nack(offset, lease, 500, seen=False)
+    assert blocked(state) == "4 delayed messages wait for their time"
+    assert take(state, 1) == []
+    assert [offset for offset, _ in take(state, 5, now=500)] == [0, 1, 2, 3, 4]
+
+
+def test_a_message_that_is_only_delayed_is_not_stored() -> None:
+    state = state_of()
+    (delayed, failed) = take(state, 2)
+    state.nack(*delayed, 500, seen=False)
+    state.nack(*failed, 500, reason="no")
+    assert [(each.offset, each.deliveries) for each in state.returned()] == [(1, 1)]
