@@ -7,11 +7,13 @@ SECONDS ?= 120
 METADATA ?= sqlite
 STORAGE ?= shared
 BROKERS ?= 4
+# Options of the benchmarks beside peers, such as --quick.
+PEERS ?=
 # The tests start hundreds of processes. Without compiled modules each of them would compile Braid anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench bench-peers bench-kafka site lock clean
+.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench peers bench-peers bench-kafka site lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; a task queue; storage; Spark"
@@ -22,7 +24,8 @@ help:
 	@echo "make chaos     real brokers that are killed, frozen, cut off and wiped under load (SECONDS=$(SECONDS))"
 	@echo "make mutants   plant known defects in a copy of the code, and see a test notice each of them"
 	@echo "make bench     benchmarks against the limits of this machine"
-	@echo "make bench-peers   beside Redis, NATS, Kafka and RabbitMQ, where they are installed"
+	@echo "make peers         fetch the brokers that Braid is measured beside: Kafka, NATS, Redis, RabbitMQ"
+	@echo "make bench-peers   beside those that are there"
 	@echo "make bench-kafka   three brokers beside three Kafka nodes, if KAFKA_HOME names a Kafka 4"
 	@echo "make site      the documentation as a site, in build/site; a broken link is an error"
 	@echo "make format    let ruff format and fix what it can"
@@ -98,12 +101,19 @@ mutants: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+peers: setup
+	bash tools/system.sh redis-server redis-server rabbitmq-server rabbitmqctl $(JAVA)
+	bash tools/peers.sh
+
+# Peers stay out of the environment of Braid and its tests.
+WITH_PEERS = PYTHONPATH=.venv/peers PATH="$(CURDIR)/.venv/peers/bin:$$PATH" KAFKA_HOME="$${KAFKA_HOME:-$(CURDIR)/.venv/kafka}"
+
 bench-peers: setup
-	$(BIN)/python -m benchmarks.peers
-	$(BIN)/python -m benchmarks.queue_peers
+	$(WITH_PEERS) $(BIN)/python -m benchmarks.peers $(PEERS)
+	$(WITH_PEERS) $(BIN)/python -m benchmarks.queue_peers $(PEERS)
 
 bench-kafka: setup
-	$(BIN)/python -m benchmarks.kafka_replicas
+	$(WITH_PEERS) $(BIN)/python -m benchmarks.kafka_replicas
 
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

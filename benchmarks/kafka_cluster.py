@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.kafka_worker import client_settings
-from benchmarks.peers import free_port, package_absent
+from benchmarks.peer_servers import free_port, package_absent
 
 HEAP: Final = "512m"
 JVM_OPTIONS: Final = (

@@ -16,20 +16,25 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
-import re
-import shutil
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from benchmarks.peers import free_port, needs, nothing_absent, package_absent, server, value_of
+from benchmarks.peer_servers import (
+    needs,
+    nothing_absent,
+    package_version,
+    rabbitmq,
+    rabbitmq_needs,
+    rabbitmq_version,
+    redis,
+    redis_version,
+    value_of,
+)
 from benchmarks.report import Fact, Report
 from braid.cli.bench.measure import fill, run_worker
 from braid.cli.bench.workload import QueueConsume
@@ -42,8 +47,6 @@ PREFETCHES = (1_000, 10)
 PIPELINE = 1_000
 ROUNDS = 3
 NAME = "bench"
-RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-"""Not the one in the path, which changes to the user of the installed service."""
 
 
 class Peer(NamedTuple):
@@ -75,18 +78,6 @@ def braid_rate(folder: str, messages: int, prefetch: int) -> float:
 
 
 # RabbitMQ.
-
-
-def rabbitmq_absent() -> str:
-    if not Path(RABBITMQ).exists():
-        return f"there is no {RABBITMQ}"
-    return package_absent("pika")
-
-
-def rabbitmq_version() -> str:
-    query = ["dpkg-query", "--show", "--showformat=${Version}", "rabbitmq-server"]
-    found = re.match(r"[\d.]+", _said(query))
-    return found[0] if found else "?"
 
 
 def rabbitmq_rate(folder: str, messages: int, prefetch: int, kind: str) -> float:
@@ -122,44 +113,13 @@ def rabbitmq_rate(folder: str, messages: int, prefetch: int, kind: str) -> float
         return messages / seconds
 
 
-@contextmanager
-def rabbitmq(folder: str) -> Iterator[int]:
-    """Run a node with its own name, ports, folder and port mapper, so that it meets no other node of the machine."""
-    port, mapper_port, peers_port = free_port(), free_port(), free_port()
-    environment = {
-        "HOME": folder,
-        "ERL_EPMD_PORT": f"{mapper_port}",
-        "RABBITMQ_NODENAME": f"bench{port}@localhost",
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODE_PORT": f"{port}",
-        "RABBITMQ_DIST_PORT": f"{peers_port}",
-        "RABBITMQ_MNESIA_BASE": f"{folder}/data",
-        "RABBITMQ_LOG_BASE": f"{folder}/log",
-        "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/plugins",
-        "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
-        "RABBITMQ_CONFIG_FILE": f"{folder}/none",
-    }
-    mapper = shutil.which("epmd") or "/usr/bin/epmd"
-    with server([mapper, "-port", f"{mapper_port}"], mapper_port), server([RABBITMQ], port, environment):
-        yield port
-
-
 # Redis.
 
 
-def redis_version() -> str:
-    found = re.search(r"v=([\d.]+)", _said(["redis-server", "--version"]))
-    return found[1] if found else "?"
-
-
 def redis_rate(folder: str, messages: int, prefetch: int) -> float:
-    redis: Any = importlib.import_module("redis")
-
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
-    command += ["--appendonly", "yes", "--appendfsync", "always", "--daemonize", "no"]
-    with server(command, port):
-        client = redis.Redis(port=port)
+    package: Any = importlib.import_module("redis")
+    with redis(folder, "always") as port:
+        client = package.Redis(port=port)
         value = value_of(SIZE)
         for first in range(0, messages, PIPELINE):
             with client.pipeline(transaction=False) as pipeline:
@@ -176,18 +136,14 @@ def redis_rate(folder: str, messages: int, prefetch: int) -> float:
         return messages / (time.perf_counter() - began)
 
 
-def _said(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
 def braid_version() -> str:
-    return importlib.metadata.version("braidmq")
+    return package_version("braidmq")
 
 
 PEERS = (
     Peer("Braid", "fsync", nothing_absent, braid_version, braid_rate),
-    Peer("RabbitMQ", "quorum", rabbitmq_absent, rabbitmq_version, partial(rabbitmq_rate, kind="quorum")),
-    Peer("RabbitMQ", "durable", rabbitmq_absent, rabbitmq_version, partial(rabbitmq_rate, kind="classic")),
+    Peer("RabbitMQ", "quorum", rabbitmq_needs("pika"), rabbitmq_version, partial(rabbitmq_rate, kind="quorum")),
+    Peer("RabbitMQ", "durable", rabbitmq_needs("pika"), rabbitmq_version, partial(rabbitmq_rate, kind="classic")),
     Peer("Redis Streams", "fsync", needs("redis-server", "redis"), redis_version, redis_rate),
 )
 

@@ -520,3 +520,23 @@ async def test_an_epoch_is_part_of_every_frame(simulation: Simulation, disk: Sim
     log = await open_log(disk, simulation, epoch=9)
     await fill(log, 50)
     assert {header.epoch for header in await frames(disk)} == {Epoch(9)}
+
+
+async def test_nothing_is_written_after_a_log_was_abandoned_though_that_was_cancelled(
+    simulation: Simulation, disk: SimulatedDisk
+) -> None:
+    """A broker that stops cancels the opening of a segment, and with it the end of the log that was opened."""
+
+    def checkpoints() -> list[asyncio.Task[object]]:
+        return [each for each in asyncio.all_tasks() if "_write_checkpoints" in str(each.get_coro())]
+
+    log = await open_log(disk, simulation)
+    disk.faults = DiskFaults(sync_s=(0.1, 0.1))
+    while not checkpoints():
+        log.append(make_batch())
+        await log.flush()
+    ending = asyncio.create_task(log.abandon())
+    await asyncio.sleep(0.01)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert not checkpoints()

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from braid import sync
+from braid.storage.retention import RetentionPolicy
+from tests.kits.admin import admin_broker
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.commands import run, run_to_end
 from tests.kits.etcd_server import etcd_server
@@ -83,6 +85,33 @@ def test_a_broker_goes_on_after_its_metadata_was_lost_and_restored(tmp_path: Pat
         with sync.connect(broker.url) as client:
             shown = client.admin.subscription("orders", "billing")
         assert sum(each["backlog"] for each in shown["segments"].values()) == 300
+
+
+def test_records_that_only_storage_holds_are_found_by_their_manifest(tmp_path: Path) -> None:
+    """After the backup files are exported and removed from the disk, and retention deletes the oldest chunks."""
+    data, file, storage = tmp_path / "data", str(tmp_path / "backup"), f"file://{tmp_path}/history"
+    with admin_broker(tmp_path, storage=storage, file_bytes=1 << 20, spare_files=0) as broker:
+        url = f"braid://{broker.broker.address}"
+        run(url, "topic", "create", "orders")
+        _publish(url, 0, 100)
+        run("", "backup", file, "--data", str(data))
+        with sync.connect(url) as client, client.producer("orders") as producer:
+            for _ in range(30):
+                producer.send_many([b"x" * 1_000 for _ in range(100)])
+        (segment,) = broker.broker.segments.all()
+        stored = segment.storage
+        wait_until(lambda: len(stored.catalog.chunks) >= 2, "files are exported")
+        oldest = RetentionPolicy(max_bytes=stored.catalog.chunks[-1].size + 1)
+        broker.run(stored.apply_retention(oldest))
+        earliest, end = stored.earliest, stored.log.end
+        assert 0 < earliest <= stored.log.files[0].base_offset < end
+    _lose_metadata(data / "metadata.db")
+    found = _restore(file, "--data", str(data), "--storage", storage)
+    assert len(found["carriedForward"]) == 1
+    with ForkedBroker(data, "--storage", storage) as again:
+        _publish(again.url, 0, 10)
+        lines = run(again.url, "consume", "orders", "--json").splitlines()
+        assert [json.loads(line)["offset"] for line in lines] == [*range(earliest, end + 10)]
 
 
 def test_a_store_that_is_in_use_is_not_overwritten(tmp_path: Path) -> None:

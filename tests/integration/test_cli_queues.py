@@ -75,7 +75,7 @@ def test_a_queue_is_shown_consumed_and_purged(url: str, topic: str) -> None:
     ]
     assert (first["value"], first["redeliveryCount"]) == ("1", 0)
     rest = [json.loads(line) for line in lines(url, "consume", topic, "-s", "q", "--queue", "--json", "--count", "3")]
-    assert len({each["value"] for each in rest} - {"1"}) == 3
+    assert [(each["value"], each["redeliveryCount"]) for each in rest] == [("2", 0), ("3", 0), ("4", 0)]
     assert lines(url, "consume", topic)[4:] == [b"5", b"6"], "a look takes nothing away"
     assert queue(url, topic)["ready"] == 2
     assert run(url, "subscription", "skip", topic, "q") == f"Subscription q of {topic} skipped everything.\n"

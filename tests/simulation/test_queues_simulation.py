@@ -29,6 +29,7 @@ MET = (
     "queues_opened",
     "states_handed_over",
     "moves",
+    "votes",
     "power_losses",
     "layouts",
     "dead_letters",

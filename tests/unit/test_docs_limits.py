@@ -16,8 +16,8 @@ SOURCE = ROOT / "src" / "braid"
 PAGE = ROOT / "docs" / "limits.md"
 
 BOUND = re.compile(r"(MAX|MIN|MOST|LONGEST|LARGEST)_[A-Z0-9_]+")
-NOT_OF_USERS = ("testing", "cli/bench", "spark/benchmark.py")
-"""Parts that only measure or simulate."""
+NOT_OF_USERS = ("testing", "cli/bench", "cli/doctor", "console/drawing", "spark/benchmark.py")
+"""Parts that only measure, simulate or draw."""
 
 
 def documented() -> dict[str, str]:

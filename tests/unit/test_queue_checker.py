@@ -188,6 +188,9 @@ def test_message_stays_with_the_next_channel_of_its_consumer() -> None:
     give_back(watch, 0, 2, now=1)
     watch.answered()
     watch.kept([(1, 3, FIRST_LEASE)], [2], consumer=8, until_us=200)
+    watch.kept([(1, 2, FIRST_LEASE + 1)], [], consumer=9, until_us=200)
+    with pytest.raises(PromiseBroken, match="beside"):
+        watch.kept([(1, 2, FIRST_LEASE)], [], consumer=8, until_us=200)
     with pytest.raises(PromiseBroken, match="early"):
         give_back(watch, 1, 3, now=199)
     hand(watch, 2, FIRST_LEASE + 1)

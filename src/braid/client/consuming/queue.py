@@ -355,10 +355,8 @@ class QueueConsumer(ConsumerLifecycle):
                 feed = self._feeds[segment] = SegmentFeed(self, segment, prefetch)
                 owner = OwnerSearch(routing, self.topic, segment, self._client.backoff())
                 feed.task = asyncio.get_running_loop().create_task(feed.run(owner), name=f"queue segment {segment}")
-                feed.task.add_done_callback(lambda task, feed=feed: self._on_feed_end(feed, task))  # type: ignore[misc]
+                feed.task.add_done_callback(self._on_feed_end)
 
-    def _on_feed_end(self, feed: SegmentFeed, task: asyncio.Task[None]) -> None:
+    def _on_feed_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error if isinstance(error, BraidError) else BraidError(f"a queue's channel broke: {error!r}"))
-        if feed.is_quiet:
-            self._feeds.pop(feed.segment, None)

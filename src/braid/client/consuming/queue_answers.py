@@ -80,6 +80,7 @@ class SegmentAnswers:
         """Whether the owner is to be told that the channel takes no more messages."""
         self._is_drained = False
         """Whether the owner has said that all messages of the segment are settled: there is nothing to answer."""
+        self._is_gone = False
 
     @property
     def is_quiet(self) -> bool:
@@ -100,6 +101,9 @@ class SegmentAnswers:
         return [(each.offset, each.lease) for each in self._pending]
 
     def add(self, answer: PendingAnswer) -> None:
+        if self._is_gone:
+            self._settle(answer, None)
+            return
         self._pending.append(answer)
         if not self._flushing and self._link is not None:
             self._flushing = True
@@ -129,8 +133,13 @@ class SegmentAnswers:
         except BraidError as error:
             on_reply(None, error)
 
+    def end(self) -> None:
+        """Hear that the segment is gone for good. Its messages count as settled, whatever is said about them."""
+        self._is_gone = True
+        self.settle_all()
+
     def settle_all(self) -> None:
-        """Hear that nothing is left of the segment: all its messages are settled, or retention has deleted them."""
+        """Hear that all messages of the segment are settled."""
         self._is_drained = True
         answers, self._pending = self._pending, []
         for each in answers:

@@ -124,7 +124,7 @@ class SegmentFeed:
             finally:
                 self._detach()
             if isinstance(error, SegmentNotFound):
-                self._answers.settle_all()  # Retention has taken it, with everything that it held.
+                self._answers.end()  # Retention has taken it, with everything that it held.
                 return
             if error is None:
                 await asyncio.sleep(LOOK_AGAIN_S)

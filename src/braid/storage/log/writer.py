@@ -16,7 +16,7 @@ from braid.model.batch.header import BatchHeader
 from braid.model.errors import BrokenInvariant, DiskError, DiskFull
 from braid.model.ids import Epoch, Offset
 from braid.ports.disk import Buffer, DiskFile
-from braid.ports.tasks import completed
+from braid.ports.tasks import completed, join
 from braid.storage.chunk import Index
 from braid.storage.log import checkpoint as checkpoints
 from braid.storage.log.checkpoint import ClosedFile, LogCheckpoint
@@ -205,7 +205,7 @@ class WalWriter:
 
     async def release(self) -> None:
         if self._checkpointing is not None:
-            await asyncio.wait([self._checkpointing])
+            await completed(join([self._checkpointing]))  # Nothing of it may run after this, also if this is cancelled.
         if self._current is not None:
             await self._current.close()
             self._current = None

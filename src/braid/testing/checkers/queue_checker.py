@@ -165,7 +165,7 @@ class QueueWatch:
         for start, end, number in holds:
             for offset in set(range(start, end)).difference(lost):
                 known = self._leases.get(offset)
-                if known is not None and known.number != number:
+                if known is not None and known.number > number:
                     raise PromiseBroken("leases", f"{self._about(offset)} stays under lease {number}, beside {known}")
                 deadline_us = max(until_us, known.deadline_us) if known is not None else until_us
                 self._leases[offset] = _Lease(number, consumer, deadline_us)
