@@ -346,8 +346,8 @@ def seek(
 def skip(target: Target, topic: str, name: str, segment: int | None, count: int | None, as_json: bool) -> None:
     """Mark records as consumed: the whole backlog, or the next N of one segment.
 
-    This also purges a queue: messages that consumers have, or that wait, are settled, too. With --segment and --count,
-    everything after the N messages is delivered again, also what a queue has settled there.
+    This also purges a queue: messages that consumers have, or that wait, are settled, too. Of a queue, --count counts
+    messages that are not settled, and what was settled after them stays so.
 
     \b
     Examples:
