@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ class Worker:
             self.confirmed.add(int(message.value))
 
 
-async def make_queue(client: braid.Client, **topic: int) -> None:
+async def make_queue(client: braid.Client, **topic: Any) -> None:
     await client.admin.create_topic("orders", **topic)
     await client.admin.create_subscription("orders", "work", kind="queue", ack_timeout_ms=2_000)
 
