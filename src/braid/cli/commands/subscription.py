@@ -205,7 +205,9 @@ def _queue_fields(found: dict[str, Any]) -> list[tuple[str, str]]:
     policies = queue["policies"]
     dead_letters = "none"
     if policies["maxDeliveries"]:
-        dead_letters = f"after {policies['maxDeliveries']} deliveries to {policies['deadLetterTopic']}"
+        times = policies["maxDeliveries"]
+        deliveries = "1 delivery" if times == 1 else f"{times} deliveries"
+        dead_letters = f"after {deliveries} to {policies['deadLetterTopic']}"
         dead_letters += f"; {count_text(queue['deadLettered'])} since its brokers opened it"
     oldest = queue["oldestAt"]
     return [
