@@ -15,7 +15,11 @@ from braid.client.consuming.queue import QueueConsumer
 from braid.model.errors import SubscriptionBusy
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import Brokers, running_brokers
+from tests.kits.queues import queue_of
 from tests.kits.waiting import until
+
+FILE_S = 700.0
+"""After so long a file is closed and retention has looked at it."""
 
 
 @contextlib.asynccontextmanager
@@ -191,3 +195,29 @@ async def test_a_topic_may_limit_the_age_of_what_queues_deliver(simulation: Simu
             await consumer.ack(again)
         assert (await client.admin.topic("orders"))["policies"]["messageTtlMs"] is None
         assert (await client.admin.topic_stats("orders"))["segments"]["0"]["records"] == 4, "records stay"
+
+
+async def test_retention_keeps_what_a_queue_has_not_settled(simulation: Simulation) -> None:
+    """One message that nobody settles keeps its file and all later ones. Earlier files go."""
+
+    async def earliest() -> int:
+        await asyncio.sleep(FILE_S)
+        offset: int = (await client.admin.topic_stats("orders"))["segments"]["0"]["earliestOffset"]
+        return offset
+
+    policies = {"retention_ms": 60_000}
+    async with (
+        queue_of(simulation, topic=policies, ack_timeout_ms=86_400_000) as (_, client),
+        client.queue_consumer("orders", "work") as consumer,
+    ):
+        messages = []
+        for _ in range(3):
+            await publish(client, 10)
+            messages += await received(consumer, 10)
+            assert await earliest() == 0
+        for message in messages:
+            if message.offset != 15:
+                await consumer.ack(message)
+        assert await earliest() == 10
+        await consumer.ack(messages[15])
+        assert await earliest() == 30

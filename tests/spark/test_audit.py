@@ -35,7 +35,8 @@ from tests.kits.history import (
     split,
 )
 from tests.kits.raw_client import RawClient
-from tests.spark.spark_kit import StoredBroker, numbered
+from tests.kits.waiting import wait_until
+from tests.spark.spark_kit import WAIT_S, StoredBroker, numbered
 
 BODY, HEADER, FOOTER, MISSING, UNLISTED, OVERLAP, TAKEOVER, DOUBLED, STRAY, EPOCH, TWO, JUMP = range(12)
 """Segments by what is planted in them."""
@@ -255,3 +256,31 @@ def test_brokers_that_keep_their_history_to_themselves_are_audited_through_them(
             offset = client.ask(Kind.PUBLISH, route, Published, falling).base_offset
         assert audit_topic(spark, options).ok
         assert found(audit_topic(spark, options, deep=True)) == {("batch-contents", 0, "", offset)}
+
+
+def test_a_journal_that_cannot_be_read_is_a_defect_and_dead_letters_are_a_topic(
+    spark: SparkSession, broker: StoredBroker
+) -> None:
+    for topic in ("jobs", "jobs-dead"):
+        broker.create(topic)
+    with braid.sync.connect(broker.url) as client:
+        client.admin.create_subscription("jobs", "work", kind="queue", max_deliveries=1, dead_letter_topic="jobs-dead")
+        with client.producer("jobs") as producer:
+            producer.send(b"hopeless", key=b"7", headers={"trace": "a1"})
+        with client.queue_consumer("jobs", "work") as consumer:
+            message = consumer.receive(timeout=WAIT_S)
+            assert message is not None
+            consumer.nack(message, reason="no stamps")
+            wait_until(lambda: not client.admin.subscription("jobs", "work")["backlog"], "it is a dead letter")
+        (letter,) = spark.read.format("braid").options(topic="jobs-dead", url=broker.url).load().collect()
+        headers = {name: bytes(value).decode() for name, value in letter.headers.items()}
+        assert (bytes(letter.key), bytes(letter.value), headers["trace"]) == (b"7", b"hopeless", "a1")
+        assert headers["braid-dead-letter-reason"] == "no stamps"
+        options = {"topic": "jobs", "url": broker.url}
+        assert audit_topic(spark, options).ok
+        (journal,) = broker.data.rglob("jobs/*/queues/work/*.queue")
+        damaged = bytearray(journal.read_bytes())
+        damaged[30] ^= 0xFF
+        journal.write_bytes(damaged)
+        assert found(audit_topic(spark, options)) == {("queue-state", 0, "", -1)}
+        client.admin.delete_topic("jobs")

@@ -13,7 +13,8 @@ from braid.console import numbers
 from braid.console.pages import consequences
 from braid.console.pages.cluster import brokers_card, change_text, changes_card
 from braid.console.pages.messages import headers_of, place_of
-from braid.console.pages.pipeline import is_query
+from braid.console.pages.pipeline import is_query, queries_card
+from braid.console.pages.subscriptions import oldest_s, subscription_card
 from braid.console.pages.topics import Listing, chosen, topics_card
 from braid.console.records import Ends, Place, decoded, ends_of, first_offsets, hex_dump, one_line
 from braid.console.reports import complaints, newest, summary
@@ -227,6 +228,22 @@ def test_a_query_is_a_stream_subscription_without_consumers() -> None:
     assert is_query(base)
     assert not is_query({**base, "consumers": {"w": {}}})
     assert not is_query({**base, "kind": "queue", "queue": {}})
+
+
+def test_a_stream_says_how_old_its_oldest_record_is() -> None:
+    path = "public/default/orders"
+    view = ClusterView(topics={path: TopicSeen(path=path, ages_s={"billing": 600.0})})
+    found: dict[str, Any] = {
+        "kind": "stream", "backlog": 7, "consumers": {}, "queue": None, "unavailable": {}, "movedAt": None,
+        "heldBytes": 0, "unreadable": None, "undrained": [], "segments": {},
+    }  # fmt: skip
+    page = subscription_card(path, "billing", found, age_s=oldest_s(view, path, "billing"), read_only=True)
+    assert "10<small> min</small>" in page
+    assert "the oldest 10 min" in queries_card([(path, "billing", found, 600.0)])
+    assert oldest_s(view, path, "audit-log") is None
+    drained = {**found, "backlog": 0}
+    assert "min</small>" not in subscription_card(path, "billing", drained, age_s=600.0, read_only=True)
+    assert "the oldest" not in queries_card([(path, "billing", drained, 600.0)])
 
 
 # The command.

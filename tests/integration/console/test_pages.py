@@ -201,6 +201,9 @@ def test_subscriptions_show_their_backlog_and_seek(stage: Stage, new_page: NewPa
             page.goto(stage.url + "/subscriptions")
             billing = page.locator("section.card", has=page.get_by_role("heading", name="billing"))
             expect(billing).to_contain_text("billing-1", timeout=LIVE_MS)
+            expect(billing.locator(".figure", has_text="Oldest")).to_contain_text(
+                re.compile(r"\d+ (s|min)"), timeout=LIVE_MS
+            )
             expect(page.locator("section.card", has_text="queue of letters")).to_contain_text("Dead letters")
             shot(page, "subscriptions")
     row = page.locator("section.card", has=page.get_by_role("heading", name="audit-log"))

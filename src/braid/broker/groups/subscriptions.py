@@ -55,6 +55,7 @@ from braid.metadata.store import Compare, Delete, Entry, Put, Store
 from braid.model.errors import (
     BraidError,
     InvalidArgument,
+    LogDamaged,
     MetadataUncertain,
     NotAvailable,
     NotServing,
@@ -237,7 +238,7 @@ class Subscriptions:
         """Ask each segment what does not agree between its queues, their journals and the log."""
         segments = self._of_topic(topic, self._topics.get(topic.path).layout.segments)
         with _all_segments(topic):
-            found = await all_of(access.ask(CheckQueues()) for access in segments.values())
+            found = await all_of(map(_check_queues, segments.values()))
         return {segment: findings for segment, findings in zip(segments, found, strict=True) if findings}
 
     async def seek_to(
@@ -564,6 +565,13 @@ def _is_queue(entry: Entry) -> bool:
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
     return SubscriptionNotFound(f"there is no subscription {name} of {topic}: it was never created, or it was deleted")
+
+
+async def _check_queues(access: SegmentAccess) -> Sequence[str]:
+    try:
+        return await access.ask(CheckQueues())
+    except LogDamaged as error:  # A journal cannot be read. Other segments may have findings, too.
+        return [str(error)]
 
 
 async def _from_the_cursor(_: SegmentId, __: SegmentAccess) -> Offset:

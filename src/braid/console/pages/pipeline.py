@@ -12,6 +12,7 @@ from braid.console.html import Html, el, join
 from braid.console.numbers import age_text, bytes_text, count_text
 from braid.console.pages.frame import frame, head
 from braid.console.pages.parts import card, command, empty, figure, icon, number, pill, short_name, table
+from braid.console.pages.subscriptions import oldest_s
 from braid.console.pages.visit import Visit
 from braid.console.reports import JobRun, complaints, last_reports, summary
 from braid.console.rest import RestError
@@ -64,9 +65,9 @@ def show(visit: Visit) -> None:
         ui.timer(READ_S, read)
 
 
-def _queries(visit: Visit) -> list[tuple[str, str, Json]]:
+def _queries(visit: Visit) -> list[tuple[str, str, Json, float | None]]:
     return [
-        (path, name, found)
+        (path, name, found, oldest_s(visit.view, path, name))
         for path, detail in visit.watch.details.items()
         for name, found in detail.stats["subscriptions"].items()
         if is_query(found)
@@ -78,7 +79,7 @@ def is_query(subscription: Json) -> bool:
     return subscription["kind"] == "stream" and not subscription["consumers"] and not subscription["queue"]
 
 
-def queries_card(found: list[tuple[str, str, Json]]) -> Html:
+def queries_card(found: list[tuple[str, str, Json, float | None]]) -> Html:
     if not found:
         how = '.option("subscription", "my-query")'
         return card(
@@ -95,7 +96,7 @@ def queries_card(found: list[tuple[str, str, Json]]) -> Html:
     return card("Streaming queries", table(headings, rows), hint="stream subscriptions that move without a consumer")
 
 
-def _query_row(path: str, name: str, found: Json) -> Html:
+def _query_row(path: str, name: str, found: Json, age_s: float | None) -> Html:
     moved = time.time() - found["movedAt"] / 1e6 if found["movedAt"] else None
     stands = found["backlog"] and (moved is None or moved > STILL_S)
     state = (
@@ -110,9 +111,13 @@ def _query_row(path: str, name: str, found: Json) -> Html:
         el("td", name, cls="name-cell"),
         el("td", el("a", short_name(path), href=f"/topics/{path}")),
         el("td", state),
-        el("td", f"{count_text(found['backlog'])} records", cls="n"),
+        el("td", f"{count_text(found['backlog'])} records", _oldest(found, age_s), cls="n"),
         el("td", f"{age_text(moved)} ago" if moved is not None else "–", cls="n"),
     )
+
+
+def _oldest(found: Json, age_s: float | None) -> Html | None:
+    return el("span", f"the oldest {age_text(age_s)}", cls="under") if found["backlog"] and age_s is not None else None
 
 
 def reports_card(jobs: Jobs, topic: str) -> Html:

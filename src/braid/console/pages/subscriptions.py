@@ -16,7 +16,7 @@ from braid.console.pages.frame import frame, head
 from braid.console.pages.parts import act, card, command, empty, figure, icon, number, pill, short_name, table
 from braid.console.pages.visit import Visit
 from braid.console.rest import topic_path
-from braid.console.watch.view import Json
+from braid.console.watch.view import ClusterView, Json
 
 OUTLINED: Final = "outlined dense"
 LISTED: Final = 50
@@ -69,7 +69,8 @@ def _cards(visit: Visit, path: str) -> Html:
         detail = visit.watch.details.get(each)
         if detail is not None:
             for name, subscription in detail.stats["subscriptions"].items():
-                cards.append(subscription_card(each, name, subscription, read_only=visit.read_only))
+                age_s = oldest_s(visit.view, each, name)
+                cards.append(subscription_card(each, name, subscription, age_s=age_s, read_only=visit.read_only))
             cards += [_group_card(each, group) for group in detail.stats["groups"].values()]
     if cards:
         return join(cards)
@@ -85,7 +86,13 @@ def _cards(visit: Visit, path: str) -> Html:
     )
 
 
-def subscription_card(path: str, name: str, found: Json, *, read_only: bool) -> Html:
+def oldest_s(view: ClusterView, path: str, name: str) -> float | None:
+    """Return how old the oldest record is that a subscription has before it, if anybody knows."""
+    topic = view.topics.get(path)
+    return topic.ages_s.get(name) if topic is not None else None
+
+
+def subscription_card(path: str, name: str, found: Json, *, age_s: float | None, read_only: bool) -> Html:
     queue, consumers = found["queue"], found["consumers"]
     connected = sum(each["connected"] for each in consumers.values())
     kind = "queue" if queue else "stream"
@@ -104,7 +111,10 @@ def subscription_card(path: str, name: str, found: Json, *, read_only: bool) -> 
         ]
     else:
         moved = found["movedAt"]
-        figures.append(figure("Last ack", age_text(time.time() - moved / 1e6 if moved else None), "ago"))
+        figures += [
+            figure("Oldest", age_text(age_s if found["backlog"] else None), "not consumed"),
+            figure("Last ack", age_text(time.time() - moved / 1e6 if moved else None), "ago"),
+        ]
     if found["heldBytes"]:
         figures.append(figure("Held back", bytes_text(found["heldBytes"]), "from retention"))
     tools = None if read_only else _tools(path, name, queue)

@@ -51,6 +51,7 @@ _COUNTERS: Final = {
 }
 _END: Final = "braid_segment_end_offset"
 _LAG: Final = "braid_subscription_lag_records"
+_AGE: Final = "braid_subscription_lag_seconds"
 _HOT: Final = "braid_segment_hot_key_ratio"
 _BROKER_GAUGES: Final = {
     "braid_disk_size_bytes": "disk_size",
@@ -58,7 +59,7 @@ _BROKER_GAUGES: Final = {
     "braid_connections": "connections",
     "braid_replicas_out_of_sync": "out_of_sync",
 }
-_WANTED: Final = frozenset({*_COUNTERS, *_BROKER_GAUGES, _END, _LAG, _HOT, "process_cpu_seconds_total"})
+_WANTED: Final = frozenset({*_COUNTERS, *_BROKER_GAUGES, _END, _LAG, _AGE, _HOT, "process_cpu_seconds_total"})
 _UP: Final = frozenset({"active", "draining", "drained", "stopping"})
 
 _log: Final = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class ClusterWatch:
         self._topics: dict[str, Json] = {}
         self._numbers: dict[str, dict[str, float]] = {}
         self._hot: dict[str, list[str]] = {}
+        self._ages: dict[str, dict[str, float]] = {}
         self._changes: list[Json] = []
         self._error = ""
         self._limited = False
@@ -313,6 +315,7 @@ class ClusterWatch:
         numbers: dict[str, dict[str, float]] = {}
         lags: dict[str, dict[str, float]] = {}
         hot: dict[str, list[str]] = {}
+        ages: dict[str, dict[str, float]] = {}
         for id_, found in families.items():
             self._gauges[id_] = {field: found[name][()] for name, field in _BROKER_GAUGES.items() if () in found[name]}
             cpu = self._rates.seen(("cpu", id_), found["process_cpu_seconds_total"].get((), 0.0), now)
@@ -327,13 +330,16 @@ class ClusterWatch:
             for (_, subscription, path), value in found[_LAG].items():
                 of_path = lags.setdefault(path, {})
                 of_path[subscription] = of_path.get(subscription, 0.0) + value
+            for (_, subscription, path), age_s in found[_AGE].items():
+                of_path = ages.setdefault(path, {})
+                of_path[subscription] = max(of_path.get(subscription, 0.0), age_s)
             for (segment, path), share in found[_HOT].items():
                 hot.setdefault(path, []).append(f"one key is {share:.0%} of segment {segment}")
         for path, by_subscription in lags.items():
             numbers.setdefault(path, {}).update(
                 backlog=max(by_subscription.values()), subscriptions=len(by_subscription)
             )
-        self._numbers, self._hot = numbers, hot
+        self._numbers, self._hot, self._ages = numbers, hot, ages
         self._note_offsets(families.values(), now)
 
     def _note_offsets(self, families: Iterable[dict[str, Series]], now: float) -> None:
@@ -449,6 +455,7 @@ class ClusterWatch:
             bytes_out_per_s=numbers.get("bytes_out_per_s"),
             backlog=numbers.get("backlog"),
             subscriptions=int(numbers["subscriptions"]) if "subscriptions" in numbers else None,
+            ages_s=self._ages.get(path, {}),
         )
 
 
