@@ -350,6 +350,8 @@ class ClusterWatch:
 
     async def _look_at_topics(self) -> float:
         wanted = [path for path in self._wanted if path in self._topics][:MAX_WANTED]
+        for path in wanted:
+            self._wanted[path] = self._wanted.pop(path)  # The next round begins with the others.
         slowest = 0.0
         for path in wanted:
             began = time.monotonic()
