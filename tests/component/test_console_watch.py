@@ -87,6 +87,50 @@ async def test_a_broker_that_misses_two_probes_is_silent_and_its_segments_are_no
     assert {each.state for each in watch.view.brokers} == {"active"}
 
 
+async def test_a_broker_that_hangs_is_silent_while_its_answers_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("braid.console.watch.cluster_watch.TICK_S", 0.01)
+    cluster = Cluster()
+    hung = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if hung.is_set() and request.url.host == "b":
+            if request.url.path == "/readyz":
+                raise httpx.ReadTimeout("no answer")
+            await asyncio.Event().wait()
+        return cluster.answer(request)
+
+    watch = ClusterWatch(Rest(httpx.AsyncClient(transport=httpx.MockTransport(answer)), ["http://a:8660"]))
+    watch.start()
+    try:
+        await watch.first_look()
+        hung.set()
+        async with asyncio.timeout(5):
+            while {each.id: each.state for each in watch.view.brokers} != {"a": "active", "b": "silent"}:
+                watch.hurry()
+                await asyncio.sleep(0.01)
+    finally:
+        await watch.close()
+
+
+async def test_brokers_are_asked_in_turn_and_those_that_do_not_answer_last() -> None:
+    cluster = Cluster()
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/admin/v2/topology":
+            asked.append(request.url.host)
+        return cluster.answer(request)
+
+    watch = ClusterWatch(Rest(httpx.AsyncClient(transport=httpx.MockTransport(answer)), ["http://a:8660"]))
+    for _ in range(5):
+        await look(watch)
+    assert asked == ["a", "b", "a", "b", "a"]
+    cluster.away = {"b:8660"}
+    for _ in range(5):
+        await look(watch)
+    assert asked[-3:] == ["a", "a", "a"]
+
+
 async def test_traffic_is_made_of_how_fast_logs_grow() -> None:
     cluster = Cluster()
     watch = watching(cluster)

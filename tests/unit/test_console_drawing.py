@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from msgspec import structs
 
 from braid.console.drawing.axis import ago_text, hash_ticks, time_ticks
 from braid.console.drawing.geometry import FILL, MIN_RIBBON_PX, Braid, bridge, draw_braid, smooth
@@ -102,6 +103,18 @@ def test_a_split_is_a_link_from_a_part_of_the_parent_to_each_child() -> None:
         end = height_at(links[child].path, links[child].right)
         assert end == pytest.approx(height_at(ribbon(braid, child), links[child].right - 0.6), abs=0.3)
     assert links[1].left < 500 < links[1].right, "around the change"
+
+
+def test_children_that_were_not_measured_yet_share_the_traffic_of_their_parent() -> None:
+    parent, *children = SPLIT
+    braid = draw_braid([parent, *(structs.replace(each, times=(), rates=()) for each in children)], WINDOW)
+    assert [(label.segment, label.rate) for label in braid.labels] == [(1, 50.0), (2, 50.0)]
+
+
+def test_a_merged_strand_that_was_not_measured_yet_has_the_traffic_of_both_parents() -> None:
+    *parents, child = MERGE
+    braid = draw_braid([*parents, structs.replace(child, times=(), rates=())], WINDOW)
+    assert [(label.segment, label.rate) for label in braid.labels] == [(2, 40.0)]
 
 
 def test_a_merge_is_the_mirror_of_a_split() -> None:

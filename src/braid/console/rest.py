@@ -44,9 +44,10 @@ class Rest:
         return self._seeds[0].partition("://")[0]
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Ask these brokers, too, from now on. Those that were given at the start stay."""
+        """Ask these brokers from now on, in the order that `turn` made. Those given at the start come last."""
         found = [f"{self.scheme}://{each}" for each in addresses if each]
-        self._urls = list(dict.fromkeys([*found, *self._seeds]))
+        kept = [each for each in self._urls if each in found]
+        self._urls = list(dict.fromkeys([*kept, *found, *self._seeds]))
 
     def turn(self) -> None:
         """Let the next broker be asked first, so that all carry the load of being watched."""

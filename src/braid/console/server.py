@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.resources
 import logging
 import os
@@ -158,7 +159,9 @@ def listen(config: ConsoleConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=_family(config.host))
     except OSError as error:
-        raise InvalidConfig(f"the console cannot listen on {config.host}:{config.port}: {error.strerror}") from error
+        taken = error.errno == errno.EADDRINUSE
+        reason = "another program listens there; stop it, or choose another port" if taken else error.strerror
+        raise InvalidConfig(f"the console cannot listen on {config.host}:{config.port}: {reason}") from error
 
 
 def _family(host: str) -> socket.AddressFamily:

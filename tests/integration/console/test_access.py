@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 from playwright.sync_api import expect
 
 import braid.sync
+from braid.console.console import ConsoleConfig
+from braid.console.server import listen
 from braid.console.sessions import COOKIE
+from braid.model.errors import InvalidConfig
 from tests.kits.console_process import ConsoleProcess
 from tests.kits.forked_broker import ForkedBroker
 
@@ -157,6 +161,14 @@ def test_pages_of_other_sites_cannot_use_it(free: ConsoleProcess, new_page: NewP
 def test_another_name_or_origin_is_refused_everywhere(free: ConsoleProcess, path: str, headers: dict[str, str]) -> None:
     assert httpx.get(free.url + path).status_code == 200
     assert httpx.get(free.url + path, headers=headers).status_code == 403
+
+
+def test_a_port_that_is_taken_is_said_in_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        expected = f"cannot listen on 127.0.0.1:{port}: another program listens there; stop it, or choose another port"
+        with pytest.raises(InvalidConfig, match=f"{expected}$"):
+            listen(ConsoleConfig(admin_urls=("http://127.0.0.1:9",), host="127.0.0.1", port=port))
 
 
 def test_a_console_listens_on_this_machine_and_stops_in_order(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_the_cluster_shows_its_brokers_and_keys_lead_elsewhere(stage: Stage, new
     expect(page.locator(".figure", has_text="Published").locator(".value")).not_to_have_text(
         re.compile("^0 "), timeout=LIVE_MS
     )
+    expect(page.get_by_role("button", name="Drain").first).to_be_in_viewport(ratio=1)
     shot(page, "cluster")
     page.keyboard.press("?")
     expect(page.get_by_role("heading", name="Keys")).to_be_visible()
@@ -95,6 +96,13 @@ def test_topics_are_created_found_and_sorted(stage: Stage, new_page: NewPage, sh
     expect(page.locator("tr[data-topic]")).to_have_count(1)
     page.get_by_placeholder("Search").fill("nothing")
     expect(page.locator(".empty")).to_contain_text("No topic matches")
+
+
+def test_a_topic_that_does_not_exist_has_a_page_that_says_so_and_nothing_else(stage: Stage, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + "/topics/public/default/no-such-topic")
+    expect(page.locator(".banner")).to_contain_text("There is no topic public/default/no-such-topic")
+    expect(page.locator(".figure, .card")).to_have_count(0)
 
 
 def test_a_split_and_a_move_are_seen_live(stage: Stage, new_page: NewPage, shot: Shot) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from braid.console.drawing.strands import NOBODY, Change, Strand, Tenure, Window
+from braid.console.drawing.strands import NOBODY, Change, Strand, Tenure, Window, with_expected_rates
 
 FILL: Final = 0.7
 """The most of its lane that a ribbon takes."""
@@ -111,7 +111,7 @@ class Braid(Struct, frozen=True, kw_only=True):
 
 def draw_braid(strands: Iterable[Strand], window: Window) -> Braid:
     """Lay out the part of the strands that the window shows."""
-    known = {each.segment: each for each in strands if _is_seen(each, window)}
+    known = {each.segment: each for each in with_expected_rates(strands) if _is_seen(each, window)}
     scale = _scale(known.values(), window)
     shapes = _Shapes(known, window, scale)
     lanes = [shapes.lane(each) for each in known.values()]

@@ -6,11 +6,11 @@ other, and traffic. Times are seconds since 1970. All of it are values: whoever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 RING: Final = 0x10000
 NOBODY: Final = ""
@@ -67,6 +67,26 @@ class Strand(Struct, frozen=True, kw_only=True):
             else:
                 high = middle
         return self.rates[max(0, low - 1)]
+
+
+def with_expected_rates(strands: Iterable[Strand]) -> list[Strand]:
+    """Give each strand that was not measured yet the traffic of its parents, by the share of their ranges that it took
+    over. Otherwise a split of a busy segment looks like the end of its traffic, until the children are measured."""
+    given = list(strands)
+    known: dict[int, Strand] = {}
+    for strand in sorted(given, key=lambda each: each.born):
+        if not strand.times:
+            parents = [known[each] for each in strand.parents if each in known]
+            expected = sum(each.rate_at(strand.born) * _shared(each, strand) for each in parents)
+            strand = structs.replace(strand, times=(strand.born,), rates=(expected,))
+        known[strand.segment] = strand
+    return [known[each.segment] for each in given]
+
+
+def _shared(parent: Strand, child: Strand) -> float:
+    """Return the part of the parent's range that the child has, from 0 to 1."""
+    first, last = max(parent.first_hash, child.first_hash), min(parent.last_hash, child.last_hash)
+    return max(0, last + 1 - first) / (parent.last_hash + 1 - parent.first_hash)
 
 
 class Window(Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ def login_page(stylesheet: str, *, error: str = "", dark: bool = False) -> str:
             el("input", name="token", type="password", autocomplete="off", autofocus=True, required=True),
         ),
         el("button", "Log in", cls="act primary", type="submit"),
-        el("p", "Make one with ", el("code", "braid token create --role NAME"), cls="faint"),
+        el("p", "Make one with ", el("code", "braid token create --role NAME --secret-file FILE"), cls="faint"),
         method="post",
         action="/login",
     )

@@ -65,7 +65,7 @@ def show(visit: Visit, path: str) -> None:
             ui.html(head(short_name(path), crumbs=crumbs), sanitize=False)
             ui.html(_tools(path, read_only=visit.read_only), sanitize=False).classes("tools")
         visit.live(lambda: _alarms(visit.view, path))
-        visit.live(lambda: figures(visit.view.topics.get(path), visit.watch.details.get(path)))
+        visit.live(lambda: _figures(visit, path))
         picture = Picture(visit, path, look)
         visit.live(picture.card)
         with ui.element("div").classes("stack"):
@@ -94,8 +94,19 @@ def _tools(path: str, *, read_only: bool) -> Html:
     return join(links)
 
 
+def _is_missing(view: ClusterView, path: str) -> bool:
+    """Tell whether the cluster was seen, and the topic not."""
+    return bool(view.at) and path not in view.topics
+
+
+def _figures(visit: Visit, path: str) -> Html:
+    if _is_missing(visit.view, path):
+        return Html("")
+    return figures(visit.view.topics.get(path), visit.watch.details.get(path))
+
+
 def _alarms(view: ClusterView, path: str) -> Html:
-    if view.at and path not in view.topics:
+    if _is_missing(view, path):
         return el("div", icon("help_outline"), f"There is no topic {path}, or you may not know of it.", cls="banner")
     topic = view.topics.get(path)
     alarms = topic.alarms if topic is not None else ()
@@ -154,6 +165,8 @@ class Picture:
 
     def card(self) -> Html:
         watch, look = self._visit.watch, self._look
+        if _is_missing(self._visit.view, self._path):
+            return Html("")
         history = watch.histories.get(self._path)
         if history is None:
             nothing = empty("waves", "Not seen yet", "The first look at the topic takes a moment.")

@@ -160,15 +160,26 @@ class ClusterWatch:
     # Looking.
 
     async def _run(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except Exception:
-                _log.exception("a look at the cluster broke; the next one follows")
-            await asyncio.sleep(TICK_S)
+        """Look at everything once, then at each kind by itself: a broker that hangs holds up an answer for many
+        seconds, and the probes must show that meanwhile."""
+        await self._look_safely(tuple(self._paces))
+        async with asyncio.TaskGroup() as group:
+            for kind in self._paces:
+                group.create_task(self._keep_looking(kind), name=f"watch the cluster's {kind}")
 
-    async def look(self) -> None:
-        """Ask everything whose time has come, and make the next view."""
+    async def _keep_looking(self, kind: str) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._look_safely((kind,))
+
+    async def _look_safely(self, kinds: Iterable[str]) -> None:
+        try:
+            await self.look(kinds)
+        except Exception:
+            _log.exception("a look at the cluster broke; the next one follows")
+
+    async def look(self, kinds: Iterable[str] | None = None) -> None:
+        """Ask everything whose time has come, of all kinds or of these, and make the next view."""
         questions = {
             "probes": self._look_at_brokers,
             "routing": self._look_at_routing,
@@ -176,7 +187,8 @@ class ClusterWatch:
             "topics": self._look_at_topics,
         }
         now = time.monotonic()
-        due = [kind for kind, pace in self._paces.items() if pace.due(now, watched=self.watched)]
+        asked = self._paces if kinds is None else kinds
+        due = [kind for kind in asked if self._paces[kind].due(now, watched=self.watched)]
         if not due:
             return
         if not self._at and "routing" in due:
@@ -197,6 +209,7 @@ class ClusterWatch:
         for id_, answer in zip(known, answers):
             self._lease[id_] = answer
             self._missed[id_] = 0 if answer is not None else self._missed.get(id_, 0) + 1
+        self._prefer_brokers_that_answer()
         return 0.0
 
     async def _look_at_routing(self) -> None:
@@ -261,7 +274,10 @@ class ClusterWatch:
                 self._brokers[id_] = {**self._brokers[id_], "state": "down", "segments": 0, "replicas": 0}
         for id_ in sorted(self._brokers):
             self.colours.setdefault(id_, len(self.colours))
-        self.rest.learn([each["admin"] for each in self._brokers.values() if each["state"] in _UP])
+        self._prefer_brokers_that_answer()
+
+    def _prefer_brokers_that_answer(self) -> None:
+        self.rest.learn([each["admin"] for id_, each in self._brokers.items() if self._is_up(id_)])
 
     def _segment(self, routed: Json) -> SegmentSeen:
         return SegmentSeen(
