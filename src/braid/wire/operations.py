@@ -453,6 +453,8 @@ class QueueAnswer(_Body, frozen=True):
     """Each is an offset, the lease, and for how many µs from now the message is leased."""
     leaving: bool = False
     """Whether the consumer is about to close the channel: it is sent no more messages."""
+    prefetch: int = 0
+    """How many messages may be handed out and not answered from now on; 0: as many as before."""
 
 
 class QueueAnswered(_Body, frozen=True):

@@ -42,8 +42,7 @@ class QueueChannels:
         """Begin to hand out messages of a segment's queue; the caller has checked that the peer may consume."""
         if not 0 < request.channel < 1 << 32 or request.channel in self._channels:
             raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
-        if not 1 <= request.prefetch <= MAX_PREFETCH:
-            raise InvalidArgument(f"a prefetch of {request.prefetch} messages is not allowed: give 1 to {MAX_PREFETCH}")
+        _check_prefetch(request.prefetch)
         if len(self._channels) >= self._services.limits.max_channels:
             raise Overloaded(f"this connection has {len(self._channels)} queue channels, as many as it may have")
         name = check_name("subscription", request.subscription)
@@ -88,6 +87,9 @@ class QueueChannels:
         if found is None:
             raise NotServing(f"channel {request.channel} is closed: open another one, and answer there")
         channel, queue = found
+        if request.prefetch:
+            _check_prefetch(request.prefetch)
+            channel.prefetch = request.prefetch
         channel.leaving = channel.leaving or request.leaving
         number, stale = queue.answer(request)
         return queue.confirmed.reached(number), encode(QueueAnswered(tuple(stale)))
@@ -114,3 +116,8 @@ class QueueChannels:
         found = self._channels.pop(channel.number, None)
         if found is not None:
             found[1].detach(channel.key, leave=False)
+
+
+def _check_prefetch(prefetch: int) -> None:
+    if not 1 <= prefetch <= MAX_PREFETCH:
+        raise InvalidArgument(f"a prefetch of {prefetch} messages is not allowed: give 1 to {MAX_PREFETCH}")

@@ -37,7 +37,7 @@ class QueueChannel:
         """Names the consumer where leases are kept."""
         self.subscription: Final = subscription
         self.consumer: Final = consumer
-        self.prefetch: Final = prefetch
+        self.prefetch = prefetch
         self.ended = False
         self.leaving = False
         """Whether the consumer is about to close the channel, and gives back what it has."""

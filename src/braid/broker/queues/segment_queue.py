@@ -247,9 +247,10 @@ class SegmentQueue:
             return
         now = self._now()
         self._note_returned(self._state.expire(now))
-        while (channel := self._next_channel()) is not None:
-            offset = self._state.peek(now, self._storage.log.confirmed.value)
-            if offset is None or not self._hand_out(channel, offset, now):
+        # A turn is taken only for a message: otherwise a consumer that does not answer could have every turn.
+        while (offset := self._state.peek(now, self._storage.log.confirmed.value)) is not None:
+            channel = self._next_channel()
+            if channel is None or not self._hand_out(channel, offset, now):
                 break
         self._end_if_drained()
         self._wake_later(now)

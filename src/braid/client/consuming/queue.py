@@ -349,13 +349,21 @@ class QueueConsumer(ConsumerLifecycle):
 
     def _follow(self, topic: TopicMap) -> None:
         routing = self._client.routing
-        prefetch = max(1, self.prefetch // max(len(topic.active), 1))
-        for segment in [each.id for each in topic.route.segments]:
-            if segment not in self._feeds:
-                feed = self._feeds[segment] = SegmentFeed(self, segment, prefetch)
-                owner = OwnerSearch(routing, self.topic, segment, self._client.backoff())
-                feed.task = asyncio.get_running_loop().create_task(feed.run(owner), name=f"queue segment {segment}")
-                feed.task.add_done_callback(self._on_feed_end)
+        new = [each.id for each in topic.route.segments if each.id not in self._feeds]
+        for segment in new:
+            self._feeds[segment] = SegmentFeed(self, segment, 1)
+        self.share_prefetch()
+        for segment in new:
+            feed = self._feeds[segment]
+            owner = OwnerSearch(routing, self.topic, segment, self._client.backoff())
+            feed.task = asyncio.get_running_loop().create_task(feed.run(owner), name=f"queue segment {segment}")
+            feed.task.add_done_callback(self._on_feed_end)
+
+    def share_prefetch(self) -> None:
+        """Let each segment that may have messages have the same part of the prefetch, and one message at least."""
+        feeds = [each for each in self._feeds.values() if not each.is_drained]
+        for feed in feeds:
+            feed.set_prefetch(max(1, self.prefetch // len(feeds)))
 
     def _on_feed_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -32,6 +32,7 @@ from braid.wire.operations import (
     Closed,
     ErrorBody,
     Kind,
+    QueueAnswer,
     QueueDelivery,
     QueueOpen,
     QueueOpened,
@@ -84,6 +85,9 @@ class FedConsumer(Answering, Protocol):
     def drop_buffered(self, feed: SegmentFeed, offsets: Container[int] | None = None) -> None:
         """Drop messages of the segment that no program has seen: these, or all."""
 
+    def share_prefetch(self) -> None:
+        """Hear that another number of segments has messages."""
+
     def wake(self, link: Link | None) -> None:
         """Let waiting programs look again."""
 
@@ -99,6 +103,8 @@ class SegmentFeed:
         self.task: asyncio.Task[None] | None = None
         self.placement = 0
         self._consumer = consumer
+        self.is_drained = False
+        """Whether the segment has nothing for this queue, as far as its last channel knew."""
         self._prefetch = prefetch
         self._answers = SegmentAnswers(segment, consumer)
         self._link: Link | None = None
@@ -111,6 +117,14 @@ class SegmentFeed:
         self._messages: list[Message] = []
         self._held: dict[int, tuple[int, float]] = {}
         """By offset: the leases of messages that are here and not answered, and until when they run."""
+
+    def set_prefetch(self, prefetch: int) -> None:
+        """Let so many messages be here and not answered from now on."""
+        if prefetch != self._prefetch:
+            self._prefetch = prefetch
+            if self._link is not None:
+                answer = QueueAnswer(self._number, prefetch=prefetch)
+                self._link.call(Kind.QUEUE_ANSWER, encode(answer), (), lambda *_: None)
 
     # The channel.
 
@@ -125,8 +139,10 @@ class SegmentFeed:
                 self._detach()
             if isinstance(error, SegmentNotFound):
                 self._answers.end()  # Retention has taken it, with everything that it held.
+                self._drained()
                 return
             if error is None:
+                self._drained()
                 await asyncio.sleep(LOOK_AGAIN_S)
             elif error.code != RESET and not may_pass(error):
                 self._consumer.fail(error)
@@ -138,6 +154,10 @@ class SegmentFeed:
                     if not may_pass(failure):
                         self._consumer.fail(failure)
                         return
+
+    def _drained(self) -> None:
+        self.is_drained = True
+        self._consumer.share_prefetch()
 
     async def _attached(self, owner: OwnerSearch) -> BraidError | None:
         """Open a channel; return why it is over, None if nothing is left of the segment."""
@@ -167,6 +187,9 @@ class SegmentFeed:
             link.forget_queue(self._number)
             raise
         owner.worked()
+        if self.is_drained:
+            self.is_drained = False
+            self._consumer.share_prefetch()
         return await over
 
     def _on_reply(
