@@ -76,3 +76,35 @@ async def test_dead_letters_of_all_segments_keep_their_keys_and_name_their_origi
             assert (int(origin["segment"]), int(origin["offset"])) == places[letter.key]
             assert (origin["topic"], origin["subscription"]) == ("public/default/orders", "careful")
             assert (origin["deliveries"], origin["reason"], origin["colour"]) == ("1", "never", "red")
+
+
+async def test_what_a_hung_consumer_does_not_answer_goes_to_an_idle_one(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=20) as (_, client):
+        await client.admin.create_subscription("orders", "quick", kind="queue", ack_timeout_ms=1_000)
+        async with (
+            client.queue_consumer("orders", "quick", name="hung", prefetch=10) as hung,
+            client.queue_consumer("orders", "quick", name="idle", prefetch=10) as idle,
+        ):
+            await take(hung, 10)
+            assert numbers(await take_all(idle, ack=True)) == list(range(20)), "one turn each, and none in vain"
+
+
+async def test_prefetch_bounds_what_a_consumer_has_of_all_generations_of_segments(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=400) as (brokers, client):
+        consumer = client.queue_consumer("orders", "work", prefetch=100)
+        async with consumer:
+            await take(consumer, 1)
+            for segment in (0, 1, 3):
+                await client.admin.split("orders", segment)
+                await send(client, range(400))
+                await asyncio.sleep(2)
+            leased = sum(
+                queue.counts().leased
+                for broker in brokers.running.values()
+                for owned in broker.segments.of_topic("public/default/orders")
+                for queue in owned.queues.all()
+            )
+            assert 100 <= leased <= 100 + 6, "the first segment has all of them: each other one has one"
+            await consumer.ack((await take(consumer, 1))[0])
+            assert len(await take_all(consumer, ack=True)) > 1_500
+            assert await consumer.receive(timeout=1) is None

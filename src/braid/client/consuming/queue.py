@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 DEFAULT_PREFETCH: Final = 100
 MAX_PREFETCH: Final = 100_000
 MAX_DELAY_S: Final = 366 * 86_400
+SHARE_AGAIN_S: Final = 0.2
+"""While a segment has more than its part of the prefetch."""
 BURY_AGAIN_S: Final = 1.0
 """After a dead letter could not be published."""
 
@@ -73,6 +75,8 @@ class QueueConsumer(ConsumerLifecycle):
         self._client = client
         self._feeds: dict[int, SegmentFeed] = {}
         self._buffer: deque[_Buffered] = deque()
+        self._sharing: asyncio.TimerHandle | None = None
+        """Shares the prefetch again."""
         self._waiting: dict[asyncio.Future[None], None] = {}
         """Of tasks that wait for a message, in the order in which they came."""
         self._answered = asyncio.Event()
@@ -209,6 +213,8 @@ class QueueConsumer(ConsumerLifecycle):
     async def end(self) -> None:
         """Close without waiting for any broker. No task of the consumer runs afterwards."""
         self.closed = True
+        if self._sharing is not None:
+            self._sharing.cancel()
         self._client.forget_consumer(self)
         await self._end_opening()
         tasks = [self._following, *(feed.task for feed in self._feeds.values())]
@@ -360,10 +366,22 @@ class QueueConsumer(ConsumerLifecycle):
             feed.task.add_done_callback(self._on_feed_end)
 
     def share_prefetch(self) -> None:
-        """Let each segment that may have messages have the same part of the prefetch, and one message at least."""
+        """Let each segment that may have messages have the same part of the prefetch, and one message at least. While
+        some have more than their part, from a time of fewer segments, the others have what is left."""
+        if self._sharing is not None:
+            self._sharing.cancel()
+            self._sharing = None
         feeds = [each for each in self._feeds.values() if not each.is_drained]
+        if self.closed or not feeds:
+            return
+        part = max(1, self.prefetch // len(feeds))
+        held = {feed: feed.held for feed in feeds}
+        others = [feed for feed in feeds if held[feed] <= part]
+        left = self.prefetch - sum(held[feed] for feed in feeds if held[feed] > part)
         for feed in feeds:
-            feed.set_prefetch(max(1, self.prefetch // len(feeds)))
+            feed.set_prefetch(part if held[feed] > part else max(1, min(part, left // len(others))))
+        if len(others) < len(feeds):
+            self._sharing = asyncio.get_running_loop().call_later(SHARE_AGAIN_S, self.share_prefetch)
 
     def _on_feed_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

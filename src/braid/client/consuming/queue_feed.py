@@ -118,6 +118,12 @@ class SegmentFeed:
         self._held: dict[int, tuple[int, float]] = {}
         """By offset: the leases of messages that are here and not answered, and until when they run."""
 
+    @property
+    def held(self) -> int:
+        """How many messages are here and not answered."""
+        self._sweep()
+        return len(self._held)
+
     def set_prefetch(self, prefetch: int) -> None:
         """Let so many messages be here and not answered from now on."""
         if prefetch != self._prefetch:
