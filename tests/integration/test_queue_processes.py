@@ -28,7 +28,7 @@ def test_kill_9_under_acks_undoes_no_confirmed_ack_and_loses_no_message(tmp_path
                 try:
                     await consumer.ack(message)
                     confirmed.add(int(message.value))
-                except braid.AckStale:
+                except braid.errors.AckStale:
                     stale.add(int(message.value))
 
             acking: set[asyncio.Task[None]] = set()
