@@ -10,10 +10,11 @@ import pytest
 
 from braid.cli.console import admin_urls
 from braid.console import numbers
+from braid.console.drawing.svg import moment_text
 from braid.console.pages import consequences
 from braid.console.pages.cluster import brokers_card, change_text, changes_card
 from braid.console.pages.messages import headers_of, place_of
-from braid.console.pages.pipeline import is_query
+from braid.console.pages.pipeline import Jobs, is_query, reports_card
 from braid.console.pages.topics import Listing, chosen, topics_card
 from braid.console.records import Ends, Place, decoded, ends_of, first_offsets, hex_dump, one_line
 from braid.console.reports import complaints, newest, summary
@@ -175,10 +176,32 @@ def test_segments_that_nobody_serves_are_left_out() -> None:
         (b"\x00\xff", "auto", hex_dump(b"\x00\xff"), "hex"),
         (b"ab", "hex", hex_dump(b"ab"), "hex"),
         (b"{broken", "json", "{broken", "text"),
+        (b'["\\ud800"]', "auto", '["\\ud800"]', "text"),  # Half a pair: no page could be sent with it.
     ],
 )
 def test_bytes_are_shown_as_what_they_are(data: bytes, form: str, text: str, shown_as: str) -> None:
     assert decoded(data, form) == (text, shown_as)
+
+
+def test_a_deep_value_is_not_indented_beyond_measure() -> None:
+    """Such a value of 64 KiB would stop the console for seconds and make a page of 60 MB."""
+    deep = b"[" * 900 + b"0," * 30_000 + b"0" + b"]" * 900
+    assert decoded(deep) == (deep.decode(), "text")
+    wide = json.dumps([{"order": number} for number in range(4_000)]).encode()
+    assert decoded(wide)[1] == "json"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "1970-01-01 00:00:00 UTC"),
+        (253_402_300_799.0, "9999-12-31 23:59:59 UTC"),
+        (253_402_300_800.0, "253402300800 s"),
+        (-(2.0**63) / 1e6, "-9223372036855 s"),
+    ],
+)
+def test_every_time_that_a_producer_may_write_is_shown(seconds: float, text: str) -> None:
+    assert moment_text(seconds) == text
 
 
 def test_a_row_shows_one_line() -> None:
@@ -220,6 +243,29 @@ def test_the_last_report_of_each_job_counts() -> None:
     assert [(run.job, run.at, run.ok) for run in runs] == [("audit", 3, True), ("lake", 2, True)]
     assert summary(runs[0]) == [("records", 5)]
     assert complaints(runs[0]) == ["gap"]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"defects": 5},
+        {"defects": None, "failures": "x", "losses": {"a": 1}},
+        {"defects": [5, None, ["x"], {"text": 7}]},
+        {"records": 10**400, "seconds": True},
+        {"topic": {"a": []}},
+    ],
+)
+def test_a_report_of_any_shape_is_shown_beside_the_others(report: dict[str, Any]) -> None:
+    jobs = Jobs()
+    jobs.runs = newest([message({"job": "lake", "at": 2}), message({"job": "audit", "at": 1, "report": report})])
+    page = reports_card(jobs, "braid-reports")
+    assert "lake" in page
+    assert "audit" in page
+
+
+def test_a_report_of_an_impossible_time_is_left_out() -> None:
+    times = (10**400, -1, 1 << 63)
+    assert newest([message({"job": "audit", "at": at}) for at in times]) == []
 
 
 def test_a_query_is_a_stream_subscription_without_consumers() -> None:

@@ -25,6 +25,8 @@ MAX_SCANNED: Final = 50_000
 """Records that a search for a key reads at most."""
 MAX_SHOWN_BYTES: Final = 64 << 10
 """Of a value; the page says that there is more."""
+MAX_INDENTED_CHARS: Final = 8 * MAX_SHOWN_BYTES
+"""A value of 64 KiB, nested 900 times, would have 60 MB of indents."""
 LOOK_S: Final = 8.0
 WINDOW_BYTES: Final = 1 << 20
 
@@ -130,7 +132,7 @@ def decoded(data: bytes | None, form: str = "auto") -> tuple[str, str]:
         try:
             value = json.loads(data)
             if form == "json" or isinstance(value, dict | list):
-                return json.dumps(value, indent=2, ensure_ascii=False), "json"
+                return _indented(value), "json"
         except (ValueError, RecursionError):
             pass
     if form != "hex":
@@ -141,6 +143,21 @@ def decoded(data: bytes | None, form: str = "auto") -> tuple[str, str]:
         except UnicodeDecodeError:
             pass
     return hex_dump(data), "hex"
+
+
+def _indented(value: Any) -> str:
+    """Return JSON in lines. Raises `ValueError` for what a page cannot show: indents of deep values that are longer
+    than the value itself by far, and escaped halves of surrogate pairs, which UTF-8 cannot write."""
+    parts: list[str] = []
+    length = 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        parts.append(part)
+        length += len(part)
+        if length > MAX_INDENTED_CHARS:
+            raise ValueError("the value is nested too deeply to be indented")
+    text = "".join(parts)
+    text.encode()
+    return text
 
 
 def hex_dump(data: bytes) -> str:

@@ -85,6 +85,13 @@ def test_without_a_token_there_is_nothing_but_the_login(console: ConsoleProcess,
     assert page.context.cookies() == []
 
 
+@pytest.mark.parametrize("given", ["é", "a\nb", "\0", "x" * 20_000])
+def test_what_cannot_be_a_token_is_refused_in_a_sentence(console: ConsoleProcess, given: str) -> None:
+    answer = httpx.post(console.url + "/login", data={"token": given})
+    assert (answer.status_code, answer.headers.get("set-cookie")) == (401, None)
+    assert 'role="alert"' in answer.text
+
+
 def test_a_token_opens_what_it_may_and_no_more(console: ConsoleProcess, new_page: NewPage) -> None:
     page = new_page()
     page.goto(console.url)
