@@ -13,10 +13,20 @@ from braid.console import numbers
 from braid.console.drawing.svg import moment_text
 from braid.console.pages import consequences
 from braid.console.pages.cluster import brokers_card, change_text, changes_card
-from braid.console.pages.messages import headers_of, place_of
+from braid.console.pages.messages import Reading, headers_of, place_of, records_card
 from braid.console.pages.pipeline import Jobs, is_query, reports_card
 from braid.console.pages.topics import Listing, chosen, topics_card
-from braid.console.records import Ends, Place, decoded, ends_of, first_offsets, hex_dump, one_line
+from braid.console.records import (
+    MAX_SHOWN_BYTES,
+    Ends,
+    Place,
+    decoded,
+    ends_of,
+    first_offsets,
+    hex_dump,
+    one_line,
+    shown,
+)
 from braid.console.reports import complaints, newest, summary
 from braid.console.watch.history import SegmentSeen
 from braid.console.watch.view import BrokerSeen, ClusterView, TopicSeen
@@ -202,6 +212,18 @@ def test_a_deep_value_is_not_indented_beyond_measure() -> None:
 )
 def test_every_time_that_a_producer_may_write_is_shown(seconds: float, text: str) -> None:
     assert moment_text(seconds) == text
+
+
+def test_a_page_keeps_the_beginning_of_a_large_record_and_tells_its_size() -> None:
+    huge = b"x" * (8 * MAX_SHOWN_BYTES)
+    kept = shown(Message(value=huge, key=huge, timestamp_us=0, offset=7, headers={"h": huge}, segment=3, topic="t"))
+    assert (len(kept.value), len(kept.key or b""), len(kept.headers["h"])) == (MAX_SHOWN_BYTES,) * 3
+    reading = Reading()
+    reading.records.append(kept)
+    reading.open.add((3, 7))
+    page = records_card(reading, "t")
+    assert "512 KiB" in page
+    assert "the first 64.0 KiB are shown" in page
 
 
 def test_a_row_shows_one_line() -> None:

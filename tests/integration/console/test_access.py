@@ -131,6 +131,11 @@ def test_a_read_only_console_offers_no_change(free: ConsoleProcess, new_page: Ne
     page.evaluate("emitEvent('act', {act: 'split', segment: '0'})")
     page.locator(".dialog").get_by_role("button", name="Split").click()
     expect(page.locator(".outcome.bad")).to_contain_text("--read-only")
+    # Records go by the client, not by REST.
+    page.goto(free.url + "/messages/public/default/orders")
+    page.evaluate("emitEvent('act', {act: 'publish'})")
+    page.locator(".dialog").get_by_role("button", name="Publish").click()
+    expect(page.locator(".outcome.bad")).to_contain_text("--read-only")
 
 
 def test_pages_of_other_sites_cannot_use_it(free: ConsoleProcess, new_page: NewPage) -> None:
