@@ -52,7 +52,7 @@ def newest(messages: Iterable[Message]) -> list[JobRun]:
     for message in messages:
         try:
             run = msgspec.json.decode(message.value, type=JobRun)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         known = found.get((run.job, run.topic))
         if known is None or known.at <= run.at:
