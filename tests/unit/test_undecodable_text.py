@@ -31,7 +31,7 @@ RETURNED = (Returned(5, 1, 0, reason="~~"),)
     ("read", "data", "error"),
     [
         (lambda data: decode(Ownership, data), b'{"state":"SERVING","owner":"~~","epoch":3}', RecordUnreadable),
-        (Layout.from_json, b'{"epoch":0,"nextSegmentId":1,"segments":{"~~":{}}}', InvalidLayout),
+        (Layout.from_json, b'{"epoch":0,"nextSegmentId":1,"segments":{"0":{"state":"~~"}}}', InvalidLayout),
         (ConsumerCheckpoint.from_bytes, b'{"version":1,"topic":"~~","positions":{}}', InvalidArgument),
         (decode_events, encode(QueueEvents(returned=RETURNED)), RecordUnreadable),
         (decode_snapshot, encode(QueueSnapshot(1, 0, (), RETURNED)), RecordUnreadable),
