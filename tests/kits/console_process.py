@@ -11,6 +11,8 @@ import time
 from typing import Any, Self
 
 import braid
+from braid.client.producing.producer import Producer
+from braid.model.errors import BraidError
 from braid.testing.processes import BRAID
 from tests.kits.commands import environment
 
@@ -48,15 +50,24 @@ class Traffic:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._publish()), name="traffic")
 
     async def _publish(self) -> None:
+        client = braid.connect(self._url)
+        try:
+            await self._publish_waves(client.producer(self._topic, linger=0.01))
+        except BraidError:
+            pass  # The broker of a segment without replicas was killed, and nobody waits for its return.
+        finally:
+            await client.abandon()
+
+    async def _publish_waves(self, producer: Producer) -> None:
+        await producer.open()
         number = 0
-        async with braid.connect(self._url) as client, client.producer(self._topic, linger=0.01) as producer:
-            while not self._stopped.is_set():
-                wave = 1 + 0.45 * math.sin(time.monotonic() / 4)
-                for _ in range(round(self._per_s * wave / 20)):
-                    number += 1
-                    order: dict[str, Any] = {"order": number, "customer": f"c-{number * 7919 % 997}", "amount": 17.5}
-                    producer.submit(json.dumps(order), order["customer"], {"source": b"shop"})
-                await asyncio.sleep(0.05)
+        while not self._stopped.is_set():
+            wave = 1 + 0.45 * math.sin(time.monotonic() / 4)
+            for _ in range(round(self._per_s * wave / 20)):
+                number += 1
+                order: dict[str, Any] = {"order": number, "customer": f"c-{number * 7919 % 997}", "amount": 17.5}
+                producer.submit(json.dumps(order), order["customer"], {"source": b"shop"})
+            await asyncio.sleep(0.05)
 
     def __enter__(self) -> Self:
         self._thread.start()

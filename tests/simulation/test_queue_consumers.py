@@ -56,8 +56,9 @@ async def test_acks_one_by_one_cover_all_segments_and_the_rest_comes_to_the_next
 async def test_dead_letters_of_all_segments_keep_their_keys_and_name_their_origin(simulation: Simulation) -> None:
     async with queue_of(simulation, segments=4) as (_, client):
         await client.admin.create_topic("buried", segments=2)
-        policies = {"max_deliveries": 1, "dead_letter_topic": "buried"}
-        await client.admin.create_subscription("orders", "careful", kind="queue", **policies)
+        await client.admin.create_subscription(
+            "orders", "careful", kind="queue", max_deliveries=1, dead_letter_topic="buried"
+        )
         await client.admin.create_subscription("buried", "graves", kind="queue")
         await send(client, range(20), headers={"colour": b"red"})
         places = {}

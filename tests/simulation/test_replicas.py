@@ -332,6 +332,7 @@ async def test_a_follower_of_a_child_knows_the_producers_of_its_parents(simulati
             for number in part:
                 await producer.send(b"%d" % number, key=b"%d" % number)
             await brokers.running[record.owner].segments.get(PATH, 1).storage.log.rotate()
+        await send(producer, 90, 130)  # Only files have these: chunks would tell all producers.
         await until(lambda: len(_followers(brokers, 1)) == 2)
         brokers.kill(record.owner)
         await until(lambda: brokers.owner(1))

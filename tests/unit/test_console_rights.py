@@ -1,4 +1,4 @@
-"""What a watch of a cluster keeps when brokers refuse its token, in part or at all, and whom it asks about."""
+"""What a watch of a cluster keeps when brokers refuse its token, in part or at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from braid.console.rest import Rest
-from braid.console.watch.cluster_watch import MAX_WANTED, ClusterWatch
+from braid.console.watch.cluster_watch import ClusterWatch
 
 RANGE = {"start": 0, "end": 0xFFFF}
 Answers = dict[str, Any]
@@ -141,16 +141,3 @@ async def test_a_limited_token_forgets_topics_that_are_deleted() -> None:
     brokers.gone = "/admin/v2/scalable/public/default/returns/layout"  # It goes after the list was made.
     await look(watch)
     assert set(watch.view.topics) == {"public/default/orders"}
-
-
-async def test_more_topics_than_one_round_takes_come_in_turn() -> None:
-    names = [f"t-{number}" for number in range(MAX_WANTED + 5)]
-    stats = {f"/admin/v2/scalable/public/default/{each}/stats": {"segments": {}} for each in names}
-    brokers = Brokers({**cluster(*names), **limited(*names), **stats})
-    watch = brokers.watch()
-    for name in names:
-        watch.want(f"public/default/{name}")
-    await look(watch)
-    assert len(watch.details) == MAX_WANTED
-    await look(watch)
-    assert len(watch.details) == len(names)

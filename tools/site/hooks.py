@@ -90,7 +90,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         file = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         place = MOVED.get(file, file.removeprefix("docs/"))
         if files.get_file_from_path(place) is None:
-            return text if not (ROOT / file).is_dir() and (ROOT / file).exists() else found[0]
+            return text if (ROOT / file).exists() else found[0]
         return f"[{text}]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{mark}{anchor})"
 
     parts, at = [], 0

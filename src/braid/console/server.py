@@ -50,7 +50,15 @@ def build_app(config: ConsoleConfig) -> tuple[ConsoleGuard, Console]:
     pages.add_static_files(STATIC, str(folder), max_cache_age=60)
     _add_login(app, console)
     _add_pages(console)
-    ui.run_with(app, title="Braid", favicon=_FAVICON, dark=None, show_welcome_message=False, reconnect_timeout=8.0)
+    ui.run_with(
+        app,
+        title="Braid",
+        favicon=_FAVICON,
+        dark=None,
+        show_welcome_message=False,
+        reconnect_timeout=8.0,
+        binding_refresh_interval=0.3,
+    )
     return ConsoleGuard(app, config.allowed_hosts), console
 
 

@@ -162,6 +162,7 @@ class SegmentQueue:
         self._reading: asyncio.Task[None] | None = None
         self._oldest: tuple[int, int] = (-1, 0)
         """The oldest unsettled offset whose time is known, and the time."""
+        self._last_deadline = 0
         self._dead: set[int] = set()
         """Messages that were handed out as dead letters and are not settled."""
         self._delivered = self._redelivered = self._dead_lettered = 0
@@ -185,11 +186,11 @@ class SegmentQueue:
         messages of this placement already; return those that are not its own any more."""
         self._check_open()
         self._check_ranges([(start, stop) for start, stop, _ in holds])
+        self._settings = settings
         lost = list[int]()
-        deadline = self._now() + settings.ack_timeout_us
+        deadline = self._deadline(self._now())
         for start, stop, lease in holds:
             lost += self._state.keep(channel.key, start, stop, lease, deadline)
-        self._settings = settings
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
         self._loop.call_soon(self.pump)
@@ -445,9 +446,7 @@ class SegmentQueue:
         free = channel.prefetch - self._state.held(channel.key)
         count = free if len(self._channels) == 1 else min(free, SHARED_TURN)
         settings = self._settings
-        handed = self._state.take(
-            channel.key, count, header.base_offset, header.next_offset, now, now + settings.ack_timeout_us
-        )
+        handed = self._state.take(channel.key, count, header.base_offset, header.next_offset, now, self._deadline(now))
         if not handed:
             return False
         channel.send(batch, handed, settings.max_deliveries, self._storage.log.confirmed.value)
@@ -460,6 +459,14 @@ class SegmentQueue:
                 if 0 < settings.max_deliveries <= each.deliveries:
                     self._dead.update(range(each.start, each.end))
         return True
+
+    def _deadline(self, now: int) -> int:
+        """Return when a lease ends that is given now. Leases of the same millisecond share the number: there may be
+        many of them."""
+        deadline = (now + self._settings.ack_timeout_us) // 1_000 * 1_000 + 1_000
+        if deadline != self._last_deadline:
+            self._last_deadline = deadline
+        return self._last_deadline
 
     def _expire_messages(self, start: int, end: int) -> None:
         """Settle messages that nobody is to have any more."""

@@ -383,20 +383,20 @@ class Replication:
     def _admit(self, stream: FollowerStream) -> None:
         key = f"admit {stream.follower}"
         if self._holds_all(stream) and key not in self._tasks:
-            admitting = self._tasks.start(key, self._keep_admitting(stream), name=f"{key} of {self._name}")
-            # Looked at when the task is forgotten: what came before that could not start another one.
+            admitting = self._tasks.start(key, self._try_to_admit(stream), name=f"{key} of {self._name}")
+            # Tried again when the task is forgotten, and only if the follower still holds everything: it may have
+            # another disk by now.
             admitting.add_done_callback(lambda _: self._count())
 
-    async def _keep_admitting(self, stream: FollowerStream) -> None:
-        while self._holds_all(stream) and not stream.member:  # Asked again: it may have another disk by now.
-            try:
-                session = stream.session
-                await self._bring_events(stream.follower)
-                if stream.session == session:
-                    await stream.admit()
-            except BraidError as error:
-                _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
-                await asyncio.sleep(RETRY_S)
+    async def _try_to_admit(self, stream: FollowerStream) -> None:
+        try:
+            session = stream.session
+            await self._bring_events(stream.follower)
+            if stream.session == session:
+                await stream.admit()
+        except BraidError as error:
+            _log.info("%s: %s is no member yet: %s", self._name, stream.follower, error)
+            await asyncio.sleep(RETRY_S)
 
     def _holds_all(self, stream: FollowerStream) -> bool:
         """Tell whether the follower holds everything that is confirmed."""

@@ -205,7 +205,9 @@ def _queue_fields(found: dict[str, Any]) -> list[tuple[str, str]]:
     policies = queue["policies"]
     dead_letters = "none"
     if policies["maxDeliveries"]:
-        dead_letters = f"after {policies['maxDeliveries']} deliveries to {policies['deadLetterTopic']}"
+        times = policies["maxDeliveries"]
+        deliveries = "1 delivery" if times == 1 else f"{times} deliveries"
+        dead_letters = f"after {deliveries} to {policies['deadLetterTopic']}"
         dead_letters += f"; {count_text(queue['deadLettered'])} since its brokers opened it"
     oldest = queue["oldestAt"]
     return [
@@ -344,8 +346,8 @@ def seek(
 def skip(target: Target, topic: str, name: str, segment: int | None, count: int | None, as_json: bool) -> None:
     """Mark records as consumed: the whole backlog, or the next N of one segment.
 
-    This also purges a queue: messages that consumers have, or that wait, are settled, too. With --segment and --count,
-    everything after the N messages is delivered again, also what a queue has settled there.
+    This also purges a queue: messages that consumers have, or that wait, are settled, too. Of a queue, --count counts
+    messages that are not settled, and what was settled after them stays so.
 
     \b
     Examples:

@@ -363,7 +363,9 @@ class ClusterWatch:
                 history.measure(int(segment), now, rate)
 
     async def _look_at_topics(self) -> float:
-        wanted = sorted((path for path in self._wanted if path in self._topics), key=self._seen_at)[:MAX_WANTED]
+        wanted = [path for path in self._wanted if path in self._topics][:MAX_WANTED]
+        for path in wanted:
+            self._wanted[path] = self._wanted.pop(path)  # The next round begins with the others.
         slowest = 0.0
         for path in wanted:
             began = time.monotonic()
@@ -375,11 +377,6 @@ class ClusterWatch:
             slowest = max(slowest, time.monotonic() - began)
             await asyncio.sleep(0)
         return slowest * max(1, len(wanted))
-
-    def _seen_at(self, path: str) -> float:
-        """Return when the details of a topic came: those that are oldest are asked for first."""
-        detail = self.details.get(path)
-        return detail.at if detail is not None else 0.0
 
     async def _detail(self, path: str) -> TopicDetail:
         at = topic_path(path)

@@ -73,23 +73,40 @@ DEFAULT_LIMITS: Final = QueueLimits()
 
 
 class _Lease:
-    """Of a run of messages. Some of them may be settled or returned by now.
+    """Of one message.
 
-    A message may be leased alone, so each object counts: a lease stands in the heap itself, not in a tuple, and has a
-    small number instead of its end. Then such a message takes 230 B instead of 360.
+    Each object counts: a lease stands in the heap itself, not in a tuple, and has no end. If the caller gives leases of
+    the same moment the same deadline, such a message takes less than 200 B.
     """
 
-    __slots__ = ("consumer", "count", "deadline", "number", "start")
+    __slots__ = ("consumer", "deadline", "number", "start")
 
-    def __init__(self, number: int, consumer: int, start: Offset, count: int, deadline: int) -> None:
+    def __init__(self, number: int, consumer: int, start: Offset, deadline: int) -> None:
         self.number = number
         self.consumer = consumer
         self.start = start
-        self.count = count
         self.deadline = deadline
+
+    @property
+    def offsets(self) -> range:
+        return range(self.start, self.start + 1)
 
     def __lt__(self, other: _Lease) -> bool:
         return self.deadline < other.deadline
+
+
+class _RunLease(_Lease):
+    """Of a run of messages. Some of them may be settled or returned by now."""
+
+    __slots__ = ("end",)
+
+    def __init__(self, number: int, consumer: int, start: Offset, end: Offset, deadline: int) -> None:
+        super().__init__(number, consumer, start, deadline)
+        self.end = end
+
+    @property
+    def offsets(self) -> range:
+        return range(self.start, self.end)
 
 
 class _Past(NamedTuple):
@@ -221,7 +238,7 @@ class QueueState:
         held = self._leased.get(offset)
         if held is None or held.number != lease:
             return Answer.STALE
-        self._lease(_Lease(lease, held.consumer, Offset(offset), 1, deadline))
+        self._lease(_Lease(lease, held.consumer, Offset(offset), deadline))
         return Answer.TAKEN
 
     def keep(self, consumer: int, start: int, end: int, lease: int, deadline: int) -> list[int]:
@@ -240,7 +257,7 @@ class QueueState:
             self._stop_waiting(offset)
             if offset >= self._next:
                 self._returned_end = max(self._returned_end, offset + 1)
-            self._lease(_Lease(lease, consumer, Offset(offset), 1, until))
+            self._lease(_Lease(lease, consumer, Offset(offset), until))
             self._held[consumer] += 1
         return lost
 
@@ -261,8 +278,7 @@ class QueueState:
         returned: list[Returned] = []
         while self._deadlines and self._deadlines[0].deadline <= now:
             lease = heapq.heappop(self._deadlines)
-            run = range(lease.start, lease.start + lease.count)
-            offsets = [each for each in run if self._leased.get(each) is lease]
+            offsets = [each for each in lease.offsets if self._leased.get(each) is lease]
             returned += [self._return(each, lease.number, now, seen=True) for each in offsets]
         return returned
 
@@ -393,13 +409,16 @@ class QueueState:
     def _hand(self, consumer: int, start: Offset, end: Offset, deadline: int, past: _Past) -> Handed:
         number = self._next_lease
         self._next_lease += 1
-        self._lease(_Lease(number, consumer, start, end - start, deadline))
+        alone = end - start == 1
+        self._lease(
+            _Lease(number, consumer, start, deadline) if alone else _RunLease(number, consumer, start, end, deadline)
+        )
         self._held[consumer] += end - start
         return Handed(start, end, number, past.deliveries, past.reason)
 
     def _lease(self, lease: _Lease) -> None:
         self._leased[lease.start] = lease  # The same number, not another object that is equal.
-        for offset in range(lease.start + 1, lease.start + lease.count):
+        for offset in lease.offsets[1:]:
             self._leased[offset] = lease
         heapq.heappush(self._deadlines, lease)
         if len(self._deadlines) > 2 * len(self._leased) + SWEEP_ABOVE:

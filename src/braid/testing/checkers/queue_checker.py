@@ -172,11 +172,12 @@ class QueueWatch:
 
     def answering(self, nacks: Iterable[tuple[int, int, bool]], extensions: Iterable[tuple[int, int, int]]) -> None:
         """Hear what a consumer says before the queue does: offsets and leases of nacks, and whether a program has seen
-        the message; offsets, leases and new deadlines of extensions."""
+        the message; offsets, leases and new deadlines of extensions. After a crash, a consumer with an older lease may
+        have come back first: the later lease counts."""
         counting = [
             (offset, seen)
             for offset, lease, seen in nacks
-            if offset in self._leases and self._leases[offset].number == lease
+            if offset in self._leases and self._leases[offset].number <= lease
         ]
         self._answered = {offset for offset, _ in counting}
         self._unseen = {offset: self._leases.pop(offset) for offset, seen in counting if not seen}
