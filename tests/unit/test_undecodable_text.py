@@ -17,6 +17,7 @@ import braid
 from braid.client.consuming.checkpoint import ConsumerCheckpoint
 from braid.console.reports import newest
 from braid.model.errors import BraidError, InvalidArgument, InvalidLayout, RecordUnreadable
+from braid.model.ids import Offset
 from braid.model.layout import Layout
 from braid.model.message import Message
 from braid.model.ownership import Ownership
@@ -24,7 +25,7 @@ from braid.model.queue.events import QueueEvents, QueueSnapshot, Returned, decod
 from braid.model.stored_record import decode
 
 SOURCE = Path(braid.__file__).parent
-RETURNED = (Returned(5, 1, 0, reason="~~"),)
+RETURNED = (Returned(Offset(5), 1, 0, reason="~~"),)
 
 
 @pytest.mark.parametrize(
