@@ -46,6 +46,8 @@ __all__ = ["TracedBlockingProducer", "TracedProducer", "context_of", "processing
 SCOPE: Final = "braid"
 MAX_LINKS: Final = 128
 """Of one span, as the SDK's own default (I12)."""
+MAX_CONTEXT_BYTES: Final = 8_192
+"""Of one header, as W3C's recommendation for baggage. OpenTelemetry logs a longer one as a whole."""
 
 Time = int | datetime.datetime | None
 Duration = float | datetime.timedelta | None
@@ -59,7 +61,7 @@ class _HeaderSetter(Setter[dict[str, bytes | str]]):
 class _HeaderGetter(Getter[Mapping[str, bytes]]):
     def get(self, carrier: Mapping[str, bytes], key: str) -> list[str] | None:
         found = carrier.get(key)
-        return None if found is None else [found.decode("utf-8", "replace")]
+        return None if found is None or len(found) > MAX_CONTEXT_BYTES else [found.decode("utf-8", "replace")]
 
     def keys(self, carrier: Mapping[str, bytes]) -> list[str]:
         return list(carrier)

@@ -154,6 +154,22 @@ def test_a_message_without_a_context_begins_no_foreign_trace(spans: Spans) -> No
     assert first.parent.span_id == second.parent.span_id == here.context.span_id
 
 
+def test_a_hostile_context_costs_neither_an_error_nor_a_page_of_log(
+    spans: Spans, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {
+        "traceparent": b"00-" + b"f" * 1_000_000,
+        "tracestate": b"a=b," * 1_000_000,
+        "baggage": b"k=%ff;" * 1_000_000,
+    }
+    message = braid.Message(value=b"x", key=None, timestamp_us=0, offset=0, headers=headers, topic="t")
+    with otel.processing(message, tracer_provider=spans.provider):
+        pass
+    (span,) = spans.take()
+    assert span.parent is None
+    assert sum(map(len, caplog.messages)) < 20_000
+
+
 def test_errors_are_in_the_span(broker: AdminBroker, topic: str, spans: Spans) -> None:
     with sync.connect(f"braid://{broker.broker.address}") as client:
         plain = client.producer(topic)

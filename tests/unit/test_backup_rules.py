@@ -13,6 +13,8 @@ from braid.cli.backup.restoring import groups
 from braid.cli.backup.rules import EPOCH_JUMP, DiskLog, History, Plan, first_revision, plan_restore
 from braid.cli.backup.snapshot import Header, Snapshot
 from braid.metadata import paths
+from braid.metadata.memory import MemoryStore
+from braid.metadata.store import Put
 from braid.model.errors import InvalidArgument
 from braid.model.ids import Epoch, Offset, Revision, SegmentId
 from braid.model.layout import Layout
@@ -20,6 +22,7 @@ from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode, encode
 from braid.model.topic import Topic
 from braid.model.transition import plan_split
+from braid.ports.clock import SystemClock
 from braid.storage.history.catalog import ChunkDescriptor, Frontier, SealedState
 from braid.storage.history.manifest import SegmentManifest, TopicManifest
 
@@ -187,6 +190,19 @@ def test_replicas_that_did_not_change_go_on_as_they_are() -> None:
     assert owner == msgspec.structs.replace(REPLICATED, epoch=Epoch(3 + EPOCH_JUMP))
 
 
+def without_owner() -> Snapshot:
+    """A backup of a topic that was just made."""
+    saved = backup()
+    kept = {key: value for key, value in saved.values.items() if not key.startswith(("/segments", "/storage"))}
+    return Snapshot(saved.header, kept)
+
+
+def test_a_segment_without_owner_and_records_stays_without() -> None:
+    plan = plan_restore(without_owner(), history(None))
+    assert not plan.problems
+    assert plan.values == without_owner().values
+
+
 REFUSED = {
     "a later layout": (backup(), history(layout=SPLIT), "shows epoch 1"),
     "a topic of the same name": (backup(), history(topic_id=8), "deleted and created again"),
@@ -203,6 +219,16 @@ REFUSED = {
         "they do not fit together",
     ),
     "a history that went back": (backup(), history(manifest(5, 4, chunk(0, 5))), "of another cluster"),
+    "records of a segment that had no owner": (
+        without_owner(),
+        history(None, log("one", 0, 5, 3)),
+        "had no owner when the backup was taken",
+    ),
+    "a manifest of a segment that had no owner": (
+        without_owner(),
+        history(manifest(10, 3, chunk(0, 10))),
+        "had no owner when the backup was taken",
+    ),
     "an unknown topic": (backup(), history(topics={"a/b/c": None}), "does not know it"),
     "no epochs left": (backup(record(epoch=Epoch((1 << 32) - 5))), history(), "no epochs left"),
 }
@@ -238,6 +264,19 @@ def test_transactions_are_bounded_and_end_with_the_cluster() -> None:
     assert {put.key: put.value for group in found for put in group} == values
     assert found[-1][-1].key == paths.CLUSTER_ID
     assert all(len(group) <= 128 for group in found)
+
+
+async def test_a_backup_leaves_out_who_is_alive() -> None:
+    """A restored registration would have no lease, so its broker would count as alive for ever."""
+    store = MemoryStore(SystemClock())
+    lease = await store.grant_lease(10)
+    await store.txn(
+        [], [Put(paths.CLUSTER_SECRET, b"s"), Put(paths.broker("one"), b"{}", lease.id), Put("/topics/x", b"1")]
+    )
+    found = await snapshots.take(store, 1)
+    assert found.values == {paths.CLUSTER_SECRET: b"s", "/topics/x": b"1"}
+    assert found.header.brokers == ("one",)
+    await store.close()
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

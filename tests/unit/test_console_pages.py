@@ -10,13 +10,24 @@ import pytest
 
 from braid.cli.console import admin_urls
 from braid.console import numbers
+from braid.console.drawing.svg import moment_text
 from braid.console.pages import consequences
 from braid.console.pages.cluster import brokers_card, change_text, changes_card
-from braid.console.pages.messages import headers_of, place_of
-from braid.console.pages.pipeline import is_query, queries_card
+from braid.console.pages.messages import Reading, headers_of, place_of, records_card
+from braid.console.pages.pipeline import Jobs, is_query, queries_card, reports_card
 from braid.console.pages.subscriptions import oldest_s, subscription_card
 from braid.console.pages.topics import Listing, chosen, topics_card
-from braid.console.records import Ends, Place, decoded, ends_of, first_offsets, hex_dump, one_line
+from braid.console.records import (
+    MAX_SHOWN_BYTES,
+    Ends,
+    Place,
+    decoded,
+    ends_of,
+    first_offsets,
+    hex_dump,
+    one_line,
+    shown,
+)
 from braid.console.reports import complaints, newest, summary
 from braid.console.watch.history import SegmentSeen
 from braid.console.watch.view import BrokerSeen, ClusterView, TopicSeen
@@ -176,10 +187,44 @@ def test_segments_that_nobody_serves_are_left_out() -> None:
         (b"\x00\xff", "auto", hex_dump(b"\x00\xff"), "hex"),
         (b"ab", "hex", hex_dump(b"ab"), "hex"),
         (b"{broken", "json", "{broken", "text"),
+        (b'["\\ud800"]', "auto", '["\\ud800"]', "text"),  # Half a pair: no page could be sent with it.
     ],
 )
 def test_bytes_are_shown_as_what_they_are(data: bytes, form: str, text: str, shown_as: str) -> None:
     assert decoded(data, form) == (text, shown_as)
+
+
+def test_a_deep_value_is_not_indented_beyond_measure() -> None:
+    """Such a value of 64 KiB would stop the console for seconds and make a page of 60 MB."""
+    deep = b"[" * 900 + b"0," * 30_000 + b"0" + b"]" * 900
+    assert decoded(deep) == (deep.decode(), "text")
+    wide = json.dumps([{"order": number} for number in range(4_000)]).encode()
+    assert decoded(wide)[1] == "json"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "1970-01-01 00:00:00 UTC"),
+        (253_402_300_799.0, "9999-12-31 23:59:59 UTC"),
+        (253_402_300_800.0, "253402300800 s"),
+        (-(2.0**63) / 1e6, "-9223372036855 s"),
+    ],
+)
+def test_every_time_that_a_producer_may_write_is_shown(seconds: float, text: str) -> None:
+    assert moment_text(seconds) == text
+
+
+def test_a_page_keeps_the_beginning_of_a_large_record_and_tells_its_size() -> None:
+    huge = b"x" * (8 * MAX_SHOWN_BYTES)
+    kept = shown(Message(value=huge, key=huge, timestamp_us=0, offset=7, headers={"h": huge}, segment=3, topic="t"))
+    assert (len(kept.value), len(kept.key or b""), len(kept.headers["h"])) == (MAX_SHOWN_BYTES,) * 3
+    reading = Reading()
+    reading.records.append(kept)
+    reading.open.add((3, 7))
+    page = records_card(reading, "t")
+    assert "512 KiB" in page
+    assert "the first 64.0 KiB are shown" in page
 
 
 def test_a_row_shows_one_line() -> None:
@@ -221,6 +266,29 @@ def test_the_last_report_of_each_job_counts() -> None:
     assert [(run.job, run.at, run.ok) for run in runs] == [("audit", 3, True), ("lake", 2, True)]
     assert summary(runs[0]) == [("records", 5)]
     assert complaints(runs[0]) == ["gap"]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"defects": 5},
+        {"defects": None, "failures": "x", "losses": {"a": 1}},
+        {"defects": [5, None, ["x"], {"text": 7}]},
+        {"records": 10**400, "seconds": True},
+        {"topic": {"a": []}},
+    ],
+)
+def test_a_report_of_any_shape_is_shown_beside_the_others(report: dict[str, Any]) -> None:
+    jobs = Jobs()
+    jobs.runs = newest([message({"job": "lake", "at": 2}), message({"job": "audit", "at": 1, "report": report})])
+    page = reports_card(jobs, "braid-reports")
+    assert "lake" in page
+    assert "audit" in page
+
+
+def test_a_report_of_an_impossible_time_is_left_out() -> None:
+    times = (10**400, -1, 1 << 63)
+    assert newest([message({"job": "audit", "at": at}) for at in times]) == []
 
 
 def test_a_query_is_a_stream_subscription_without_consumers() -> None:

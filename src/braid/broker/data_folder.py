@@ -111,7 +111,7 @@ async def read_mark(disk: Disk, path: str) -> Mark | None:
         await file.close()
     try:
         return msgspec.json.decode(data, type=Mark)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"{path}/{MARK} cannot be read ({error}): is {path} really a data folder?") from error
 
 

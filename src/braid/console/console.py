@@ -83,6 +83,8 @@ class Console:
 
     async def accepts(self, token: str) -> str | None:
         """Return why brokers refuse a token; None if they take it."""
+        if not token.isascii():
+            return "That is no token: it has characters that no token has."
         try:
             await self.rest(token).get(f"{API}/scalable/public/default")
         except RestError as error:

@@ -8,25 +8,30 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
 from braid.model.hashing import key_hash
+from braid.model.message import Message
 
 if TYPE_CHECKING:
     from braid.client.client import Client
     from braid.client.consuming.checkpoint import Start
-    from braid.model.message import Message
 
 MAX_RECORDS: Final = 200
 MAX_SCANNED: Final = 50_000
 """Records that a search for a key reads at most."""
 MAX_SHOWN_BYTES: Final = 64 << 10
 """Of a value; the page says that there is more."""
+MAX_INDENTED_CHARS: Final = 8 * MAX_SHOWN_BYTES
+"""A value of 64 KiB, nested 900 times, would have 60 MB of indents."""
 LOOK_S: Final = 8.0
 WINDOW_BYTES: Final = 1 << 20
+
+
+Kept = TypeVar("Kept", bound=Message)
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -39,6 +44,27 @@ class Place(Struct, frozen=True, kw_only=True):
     time: datetime.datetime | None = None
     key: bytes = b""
     count: int = 50
+
+
+class Shown(Message, frozen=True, gc=False):
+    """A record of which only the beginning is kept, for a page."""
+
+    size: int = 0
+    """Of the whole value, in bytes."""
+
+
+def shown(message: Message) -> Shown:
+    """Return what a page needs of a record: records may have 128 MiB, and a page holds hundreds."""
+    return Shown(
+        value=message.value[:MAX_SHOWN_BYTES],
+        key=None if message.key is None else message.key[:MAX_SHOWN_BYTES],
+        timestamp_us=message.timestamp_us,
+        offset=message.offset,
+        headers={name: value[:MAX_SHOWN_BYTES] for name, value in message.headers.items()},
+        segment=message.segment,
+        topic=message.topic,
+        size=len(message.value),
+    )
 
 
 class Ends(Struct, frozen=True):
@@ -83,14 +109,20 @@ def first_offsets(place: Place, ends: Mapping[int, Ends]) -> dict[int, int]:
     return {id_: start for id_, start in starts.items() if start < chosen[id_].end}
 
 
-async def look(client: Client, topic: str, place: Place, ends: Mapping[int, Ends]) -> list[Message]:
-    """Return at most `place.count` records, the newest last."""
+async def look(
+    client: Client,
+    topic: str,
+    place: Place,
+    ends: Mapping[int, Ends],
+    keep: Callable[[Message], Kept],
+) -> list[Kept]:
+    """Return at most `place.count` records, the newest last: what `keep` makes of them."""
     starts = first_offsets(place, ends)
     if not starts:
         return []
     start: Start = place.time if place.by == "time" and place.time is not None else starts
     left = {id_: ends[id_].end for id_ in starts}
-    found: list[Message] = []
+    found: list[Kept] = []
     deadline = asyncio.get_running_loop().time() + LOOK_S
     async with client.checkpoint_consumer(topic, start=start, window_bytes=WINDOW_BYTES) as consumer:
         while left and not _is_full(found, place):
@@ -98,14 +130,21 @@ async def look(client: Client, topic: str, place: Place, ends: Mapping[int, Ends
             if message is None:
                 break
             if message.segment in starts and _is_wanted(message, place):
-                found.append(message)
+                found.append(keep(message))
+                if len(found) > 4 * MAX_RECORDS:
+                    found = _newest(found, place)
             if message.offset + 1 >= left.get(message.segment, 0):
                 left.pop(message.segment, None)
+    return _newest(found, place)
+
+
+def _newest(found: list[Kept], place: Place) -> list[Kept]:
+    """Return the records that were asked for, of those that were found."""
     found.sort(key=lambda each: (each.timestamp_us, each.segment, each.offset))
     return found[-place.count :] if place.by in ("end", "key") else found[: place.count]
 
 
-def _is_full(found: list[Message], place: Place) -> bool:
+def _is_full(found: Sequence[Message], place: Place) -> bool:
     return place.by in ("begin", "offset", "time") and len(found) >= place.count
 
 
@@ -130,7 +169,7 @@ def decoded(data: bytes | None, form: str = "auto") -> tuple[str, str]:
         try:
             value = json.loads(data)
             if form == "json" or isinstance(value, dict | list):
-                return json.dumps(value, indent=2, ensure_ascii=False), "json"
+                return _indented(value), "json"
         except (ValueError, RecursionError):
             pass
     if form != "hex":
@@ -141,6 +180,21 @@ def decoded(data: bytes | None, form: str = "auto") -> tuple[str, str]:
         except UnicodeDecodeError:
             pass
     return hex_dump(data), "hex"
+
+
+def _indented(value: Any) -> str:
+    """Return JSON in lines. Raises `ValueError` for what a page cannot show: indents of deep values that are longer
+    than the value itself by far, and escaped halves of surrogate pairs, which UTF-8 cannot write."""
+    parts: list[str] = []
+    length = 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(value):
+        parts.append(part)
+        length += len(part)
+        if length > MAX_INDENTED_CHARS:
+            raise ValueError("the value is nested too deeply to be indented")
+    text = "".join(parts)
+    text.encode()
+    return text
 
 
 def hex_dump(data: bytes) -> str:

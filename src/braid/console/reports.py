@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from braid.console.records import Place, ends_of, look
 from braid.console.rest import Rest, RestError, topic_path
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 READ = 100
 """Of the last records of the topic."""
+MAX_NUMBER: Final = (1 << 63) - 1
+"""Larger numbers count nothing, and floating point may not have them."""
 
 
 class JobRun(Struct, frozen=True):
     """One run of a job. Programs may publish such records, too."""
 
     job: str
-    at: int
+    at: Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
     """µs since 1970"""
     ok: bool = True
     report: dict[str, Any] = {}
@@ -41,7 +43,7 @@ async def last_reports(rest: Rest, client: Client, topic: str) -> list[JobRun] |
         if error.status == 404:
             return None
         raise
-    return newest(await look(client, topic, Place(by="end", count=READ), ends_of(stats)))
+    return newest(await look(client, topic, Place(by="end", count=READ), ends_of(stats), keep=lambda each: each))
 
 
 def newest(messages: Iterable[Message]) -> list[JobRun]:
@@ -50,7 +52,7 @@ def newest(messages: Iterable[Message]) -> list[JobRun]:
     for message in messages:
         try:
             run = msgspec.json.decode(message.value, type=JobRun)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         known = found.get((run.job, run.topic))
         if known is None or known.at <= run.at:
@@ -67,10 +69,12 @@ def summary(run: JobRun) -> list[tuple[str, Any]]:
         "replay": ("records", "bytes", "seconds"),
     }
     names = wanted.get(run.job, ("records", "bytes", "seconds"))
-    return [(name, run.report[name]) for name in names if isinstance(run.report.get(name), int | float)]
+    found = [(name, run.report.get(name)) for name in names]
+    return [(name, value) for name, value in found if isinstance(value, int | float) and abs(value) <= MAX_NUMBER]
 
 
 def complaints(run: JobRun) -> list[str]:
-    """Return what is wrong, in the report's own words."""
-    found = [*run.report.get("defects", ()), *run.report.get("failures", ()), *run.report.get("losses", ())]
-    return [each if isinstance(each, str) else str(each.get("text", each)) for each in found]
+    """Return what is wrong, in the report's own words. Any program may publish reports, of any shape."""
+    lists = [run.report.get(name) for name in ("defects", "failures", "losses")]
+    found = [each for listed in lists if isinstance(listed, list) for each in listed]
+    return [str(each.get("text", each) if isinstance(each, dict) else each) for each in found]

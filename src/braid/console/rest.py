@@ -122,7 +122,7 @@ def _result(answer: httpx.Response) -> Any:
     try:
         found = msgspec.json.decode(answer.content)
         raise RestError(answer.status_code, str(found["code"]), str(found["message"]))
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise RestError(answer.status_code, "error", f"status {answer.status_code}") from None
 
 

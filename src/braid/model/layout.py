@@ -137,7 +137,7 @@ class Layout(StoredRecord, frozen=True, rename="camel", dict=True):
     def from_json(cls, data: bytes | str) -> Layout:
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidLayout(f"the layout's JSON cannot be read: {error}") from error
 
     def to_json(self) -> bytes:

@@ -56,7 +56,7 @@ def decode(kind: type[T], data: bytes, what: str = "") -> T:
         stored = msgspec.json.decode(data)
         _set_aside(stored, msgspec.json.decode(known))
         return msgspec.convert(stored, kind, str_keys=True)
-    except (msgspec.DecodeError, InvalidArgument, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, InvalidArgument, RecursionError) as error:
         raise RecordUnreadable(f"{what or f'a {kind.__name__} record'} cannot be read: {error}") from error
 
 

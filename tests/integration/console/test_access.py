@@ -89,6 +89,31 @@ def test_without_a_token_there_is_nothing_but_the_login(console: ConsoleProcess,
     assert page.context.cookies() == []
 
 
+@pytest.mark.parametrize("given", ["é", "a\nb", "\0", "x" * 20_000])
+def test_what_cannot_be_a_token_is_refused_in_a_sentence(console: ConsoleProcess, given: str) -> None:
+    answer = httpx.post(console.url + "/login", data={"token": given})
+    assert (answer.status_code, answer.headers.get("set-cookie")) == (401, None)
+    assert 'role="alert"' in answer.text
+
+
+def test_a_form_that_is_too_long_is_not_read(console: ConsoleProcess) -> None:
+    assert httpx.post(console.url + "/login", data={"token": "x" * 40_000}).status_code == 413
+    parts = iter([b"token=", b"x" * 40_000])  # Without a length, in chunks.
+    assert httpx.post(console.url + "/login", content=parts).status_code == 413
+
+
+def test_a_logout_ends_the_session_for_everyone_who_has_its_cookie(console: ConsoleProcess) -> None:
+    def status(cookie: str) -> int:
+        return httpx.get(console.url + "/topics", headers={"cookie": cookie}, timeout=20).status_code
+
+    login = httpx.post(console.url + "/login", data={"token": token("ops")}, headers={"cookie": f"{COOKIE}=chosen"})
+    cookie = login.headers["set-cookie"].partition(";")[0]
+    assert cookie != f"{COOKIE}=chosen", "nobody chooses the id of another's session"
+    assert (status(f"{COOKIE}=chosen"), status(cookie)) == (303, 200)
+    httpx.post(console.url + "/logout", headers={"cookie": cookie})
+    assert status(cookie) == 303
+
+
 def test_a_token_opens_what_it_may_and_no_more(console: ConsoleProcess, new_page: NewPage) -> None:
     page = new_page()
     page.goto(console.url)
@@ -127,6 +152,11 @@ def test_a_read_only_console_offers_no_change(free: ConsoleProcess, new_page: Ne
     # Also when a page says otherwise: the server decides.
     page.evaluate("emitEvent('act', {act: 'split', segment: '0'})")
     page.locator(".dialog").get_by_role("button", name="Split").click()
+    expect(page.locator(".outcome.bad")).to_contain_text("--read-only")
+    # Records go by the client, not by REST.
+    page.goto(free.url + "/messages/public/default/orders")
+    page.evaluate("emitEvent('act', {act: 'publish'})")
+    page.locator(".dialog").get_by_role("button", name="Publish").click()
     expect(page.locator(".outcome.bad")).to_contain_text("--read-only")
 
 

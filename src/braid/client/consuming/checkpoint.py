@@ -90,7 +90,7 @@ class ConsumerCheckpoint(msgspec.Struct, frozen=True, kw_only=True, rename="came
             if version != CHECKPOINT_VERSION:
                 raise InvalidArgument(f"the checkpoint has version {version}; this build reads {CHECKPOINT_VERSION}")
             checkpoint = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"these bytes are no checkpoint: {error}") from error
         if any(position != END and position < 0 for position in checkpoint.positions.values()):
             raise InvalidArgument("these bytes are no checkpoint: it has a negative offset")

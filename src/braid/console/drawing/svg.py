@@ -18,6 +18,8 @@ MARGIN_LEFT: Final = 44.0
 MARGIN_RIGHT: Final = 132.0
 MARGIN_TOP: Final = 10.0
 MARGIN_BOTTOM: Final = 26.0
+FIRST_S: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC).timestamp()
+END_S: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC).timestamp()
 _SIGNS: Final = {
     "moved": '<circle r="5.5"/><path d="M-2.6,0H2.2M0.4,-2L2.5,0L0.4,2"/>',
     "failed-over": '<path class="sign" d="M0,-7L6.5,5H-6.5Z"/><path d="M0,-2.4V1.4M0,3.1V3.3"/>',
@@ -147,4 +149,7 @@ def _label(each: Label, braid: Braid, colours: Mapping[str, int]) -> str:
 
 
 def moment_text(seconds: float) -> str:
+    """Return a time in UTC. Producers may write times outside the years 1 to 9999: these are seconds since 1970."""
+    if not FIRST_S <= seconds < END_S:
+        return f"{seconds:.0f} s"
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

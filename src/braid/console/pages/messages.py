@@ -21,14 +21,15 @@ from braid.console.records import (
     MAX_SCANNED,
     MAX_SHOWN_BYTES,
     Place,
+    Shown,
     decoded,
     ends_of,
     look,
     one_line,
+    shown,
 )
 from braid.console.rest import RestError, topic_path
 from braid.model.errors import BraidError
-from braid.model.message import Message
 
 WAYS: Final = {
     "end": "the last records",
@@ -44,7 +45,7 @@ class Reading:
     """What this tab shows. Its page is the only one that changes it."""
 
     def __init__(self) -> None:
-        self.records: deque[Message] = deque(maxlen=MAX_RECORDS)
+        self.records: deque[Shown] = deque(maxlen=MAX_RECORDS)
         self.open: set[tuple[int, int]] = set()
         self.form = "auto"
         self.following = False
@@ -157,7 +158,7 @@ def records_card(reading: Reading, path: str) -> Html:
     return card("Records", body, hint=reading.note, tools=el("div", live, tools, cls="acts"))
 
 
-def _row(message: Message, reading: Reading) -> Html:
+def _row(message: Shown, reading: Reading) -> Html:
     place = (message.segment, message.offset)
     row = el(
         "div",
@@ -174,18 +175,18 @@ def _row(message: Message, reading: Reading) -> Html:
     return join([row, _whole(message, reading.form) if place in reading.open else None])
 
 
-def _whole(message: Message, form: str) -> Html:
-    text, shown_as = decoded(message.value[:MAX_SHOWN_BYTES], form)
+def _whole(message: Shown, form: str) -> Html:
+    text, shown_as = decoded(message.value, form)
     facts = [
         ("segment @ offset", f"{message.segment} @ {message.offset}"),
         ("time", moment_text(message.timestamp_us / 1e6)),
         ("key", decoded(message.key)[0] if message.key is not None else "none"),
-        ("size", bytes_text(len(message.value))),
+        ("size", bytes_text(message.size)),
         *((f"header {name}", decoded(bytes(value))[0]) for name, value in sorted(message.headers.items())),
     ]
     more = (
         el("p", f"… the first {bytes_text(MAX_SHOWN_BYTES)} are shown", cls="muted")
-        if len(message.value) > MAX_SHOWN_BYTES
+        if message.size > MAX_SHOWN_BYTES
         else None
     )
     return el(
@@ -219,7 +220,7 @@ async def _read(visit: Visit, reading: Reading, given: dict[str, Any]) -> None:
     try:
         place = place_of(given)
         stats = await visit.watch.rest.get(topic_path(path) + "/stats")
-        found = await look(visit.console.client(visit.token), path, place, ends_of(stats))
+        found = await look(visit.console.client(visit.token), path, place, ends_of(stats), shown)
     except (RestError, BraidError, ValueError) as error:
         reading.error = str(error)
     else:
@@ -266,7 +267,7 @@ async def _follow_end(visit: Visit, reading: Reading, path: str) -> None:
             while True:
                 message = await consumer.receive()
                 if message is not None:
-                    reading.records.append(message)
+                    reading.records.append(shown(message))
     except BraidError as error:
         reading.error, reading.following = str(error), False
 

@@ -222,7 +222,7 @@ class ClusterWatch:
             if error.status == 403:
                 await self._look_at_names()
             else:
-                self._error = str(error)
+                self._fail(error)
             return
         self._limited, self._error, self._at = False, "", time.time()
         self._note_brokers(brokers)
@@ -233,24 +233,38 @@ class ClusterWatch:
         self._forget_topics()
 
     async def _look_at_names(self) -> None:
-        """Look as far as a token reaches that may not see the cluster."""
+        """Look as far as a token reaches that may not see the cluster, and forget what more rights have shown."""
         self._limited = True
+        self._forget_cluster()
         try:
-            found: list[str] = []
+            names: list[str] = []
             for namespace in self.namespaces:
-                found += await self.rest.get(f"{API}/scalable/{namespace}")
-            for name in found[:MAX_TOPICS]:
-                path = TopicName.parse(name).path
-                layout = await self.rest.get(topic_path(path) + "/layout")
-                segments = [_of_layout(each, layout["owners"]) for each in layout["segments"].values()]
-                self._topics[path] = {"topic": path, "topicId": 0, "segments": [], "seen": segments}
-                self._note_segments(path, 0, segments)
-            self._error, self._at = "", time.time()
+                names += await self.rest.get(f"{API}/scalable/{namespace}")
+            layouts = [await self._get_or(topic_path(name) + "/layout", None) for name in names[:MAX_TOPICS]]
         except RestError as error:
-            self._error = str(error)
+            self._fail(error)
+            return
+        self._error, self._at = "", time.time()
+        found = {TopicName.parse(name).path: layout for name, layout in zip(names, layouts) if layout is not None}
+        self._topics = {path: {"topic": path, "topicId": 0, "segments": []} for path in found}
+        for path, layout in found.items():
+            segments = [_of_layout(each, layout["owners"]) for each in layout["segments"].values()]
+            self._note_segments(path, 0, segments)
+        self._forget_topics()
+
+    def _fail(self, error: RestError) -> None:
+        """Note why nothing was seen. What a token has shown that brokers refuse now is forgotten."""
+        self._error = str(error)
+        if error.status in (401, 403):
+            self._forget_cluster()
+            self._topics = {}
+            self._forget_topics()
+
+    def _forget_cluster(self) -> None:
+        self._brokers, self._gauges, self._changes, self._hot = {}, {}, [], {}
 
     async def _get_or(self, path: str, otherwise: Any) -> Any:
-        """Ask for what brokers of an older version do not have."""
+        """Ask for what may not be there: brokers of an older version lack some calls, and topics come and go."""
         try:
             return await self.rest.get(path)
         except RestError as error:

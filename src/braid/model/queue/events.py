@@ -172,12 +172,12 @@ def unpack_state(data: bytes) -> QueueSnapshot:
 def decode_events(data: bytes | memoryview) -> QueueEvents:
     try:
         return _events.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordUnreadable(f"events of a queue cannot be read: {cut(str(error))}") from error
 
 
 def decode_snapshot(data: bytes | memoryview) -> QueueSnapshot:
     try:
         return _snapshot.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordUnreadable(f"the state of a queue cannot be read: {cut(str(error))}") from error

@@ -108,7 +108,7 @@ async def read_topic_manifest(objects: Objects, topic_path: str) -> TopicManifes
 def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ChunkCorrupt(f"a {kind.__name__} cannot be read: {error}") from error
 
 

@@ -56,7 +56,7 @@ def decode(data: bytes) -> LogCheckpoint | None:
         return None
     try:
         return msgspec.msgpack.decode(data[8:], type=LogCheckpoint)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

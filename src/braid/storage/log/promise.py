@@ -47,7 +47,7 @@ async def read(disk: Disk, folder: str) -> ReplicaMark:
         return ReplicaMark()
     try:
         return msgspec.json.decode(await file.read(0, _MAX_BYTES), type=ReplicaMark)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecoveryConflict(f"{folder}/{NAME} cannot be read: {error}") from error
     finally:
         await file.close()

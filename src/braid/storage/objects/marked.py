@@ -55,7 +55,7 @@ class MarkedObjects:
             data = await self._inner.read(MARK, 0, _MAX_BYTES)
         try:
             found = msgspec.json.decode(data, type=ClusterMark)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidConfig(f"object {MARK} cannot be read ({error}): look what else uses this storage") from error
         if found != self._mark:
             raise InvalidConfig(
@@ -69,7 +69,11 @@ class MarkedObjects:
         for objects in self._outer:
             try:
                 found = msgspec.json.decode(await objects.read(MARK, 0, _MAX_BYTES), type=ClusterMark)
-            except (BraidError, msgspec.DecodeError):  # There is none, or this broker may not read it.
+            except (
+                BraidError,
+                msgspec.DecodeError,
+                UnicodeDecodeError,
+            ):  # There is none, or this broker may not read it.
                 continue
             if found != self._mark:
                 raise InvalidConfig(

@@ -78,7 +78,7 @@ class CopiesOnDisk:
             return False
         try:
             return msgspec.json.decode(bytes(file.durable), type=ReplicaMark).member
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return False
 
     def find(self, disk: SimulatedDisk, segment: str, offset: int) -> BatchContent | None:

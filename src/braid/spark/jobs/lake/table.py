@@ -58,7 +58,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def from_bytes(cls, data: bytes, where: str) -> Landed:
         try:
             landed = msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise TableMismatch(
                 f"the commit {where} cannot be read: {error}; it is damaged or of a newer build"
             ) from None

@@ -125,7 +125,7 @@ class ReplayJournal:
             return None
         try:
             found = msgspec.json.decode(data, type=Replay)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"{self._path} is not the journal of a replay, or is damaged: {error}") from None
         if found.version > JOURNAL_VERSION:
             raise InvalidArgument(f"{self._path} has version {found.version}; this build reads {JOURNAL_VERSION}")
