@@ -158,7 +158,8 @@ def dies_once(mark: Path, after: Callable[[], int] = lambda: 1) -> Any:
             signal.pause()
         return True
 
-    return udf(lives, "boolean")
+    # With Arrow, the first batch of the UDF would have all rows up to the one that dies: nothing could be stored.
+    return udf(lives, "boolean", useArrow=False)
 
 
 def java() -> int:
