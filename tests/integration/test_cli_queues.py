@@ -56,6 +56,18 @@ def fail(url: str, topic: str, count: int) -> None:
         )
 
 
+def test_a_look_at_a_queue_takes_nothing_away(url: str, topic: str) -> None:
+    assert ask(url, "subscription", "peek", topic, "q") == []
+    run(url, "produce", topic, "--key-separator", ":", given=b"a:1\nb:2\tx\nc:3\n")
+    run(url, "consume", topic, "-s", "q", "--queue", "--count", "1")
+    shown = run(url, "subscription", "peek", topic, "q").splitlines()
+    assert shown[0].split() == ["SEGMENT", "OFFSET", "PUBLISHED", "KEY", "VALUE"]
+    assert [line.split()[-2:] for line in shown[1:]] == [["b", "2\N{REPLACEMENT CHARACTER}x"], ["c", "3"]]
+    found = ask(url, "subscription", "peek", topic, "q", "--count", "1")
+    assert [(each["key"], each["value"], each["offset"]) for each in found] == [("b", "2\tx", 1)]
+    assert (queue(url, topic)["ready"], queue(url, topic)["leased"]) == (2, 0)
+
+
 def test_a_queue_is_shown_consumed_and_purged(url: str, topic: str) -> None:
     run(url, "produce", topic, given=b"1\n2\n3\n4\n5\n6\n")
     shown = run(url, "subscription", "show", topic, "q")

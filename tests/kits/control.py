@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Never
 
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
@@ -67,6 +68,9 @@ class NoQueues:
 
     def find(self, subscription: str) -> None:
         return None
+
+    def get(self, subscription: str) -> Never:
+        raise NotServing(f"subscription {subscription} has no queue here")
 
     def follow_cursor(self, subscription: str) -> None:
         pass

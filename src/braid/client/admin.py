@@ -43,6 +43,7 @@ from braid.wire.operations import AdminReply, AdminRequest, Kind, decode, encode
 
 if TYPE_CHECKING:
     from braid.client.client import Client
+    from braid.model.message import Message
 
 Json = dict[str, Any]
 
@@ -353,6 +354,19 @@ class Admin:
         """Return, by segment, what does not agree between the queues of a topic, their journals and the log."""
         found: dict[str | int, list[str]] = await self._call("check_queues", {"topic": topic})
         return {int(segment): findings for segment, findings in found.items()}
+
+    async def peek(self, topic: str, subscription: str, *, count: int = 10) -> list[Message]:
+        """Return the first `count` messages that a queue has not settled, segment by segment. This takes nothing away
+        from its consumers: some of the messages may be with them, or wait for their time."""
+        from braid.client.peek import peek  # Needs Arrow.
+
+        return await peek(self._client, topic, subscription, count)
+
+    async def unsettled(self, topic: str, subscription: str, count: int) -> dict[int, list[tuple[int, int]]]:
+        """Return, by segment, the ranges of the first `count` messages that a queue has not settled."""
+        arguments = {"topic": topic, "subscription": subscription, "count": count}
+        found: dict[str | int, list[list[int]]] = await self._call("peek_subscription", arguments)
+        return {int(segment): [(start, end) for start, end in ranges] for segment, ranges in found.items()}
 
     async def subscriptions(self, topic: str) -> list[Json]:
         """List the subscriptions of a topic, each as `subscription` returns it."""

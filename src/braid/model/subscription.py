@@ -43,6 +43,8 @@ class SubscriptionKind(Enum):
 
 MAX_ACK_TIMEOUT_MS: Final = 7 * 86_400_000
 MAX_MAX_DELIVERIES: Final = 10_000
+MAX_PEEK: Final = 1_000
+"""Messages that one look at a queue returns."""
 
 
 class QueuePolicies(StoredRecord, frozen=True, kw_only=True, rename="camel"):

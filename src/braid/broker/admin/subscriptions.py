@@ -34,6 +34,7 @@ from braid.model.subscription import (
     DEFAULT_START,
     MAX_ACK_TIMEOUT_MS,
     MAX_MAX_DELIVERIES,
+    MAX_PEEK,
     QueuePolicies,
     Subscription,
     SubscriptionKind,
@@ -286,6 +287,17 @@ class SkipSubscription(_PlaceSubscription, frozen=True):
             offsets = await subscriptions.skip(name, subscription, SegmentId(segment), count, self.request)
         _log.info("%s skipped subscription %s of %s to %s", principal.name, subscription, name, offsets)
         return PlacedSubscription(offsets)
+
+
+class PeekSubscription(OnSubscription, frozen=True):
+    """By segment id, the ranges of the first messages that a queue has not settled. A client reads them from the
+    topic."""
+
+    needs = on_topic(Action.ADMIN, Action.CONSUME)
+    count: Annotated[int, Meta(ge=1, le=MAX_PEEK)]
+
+    async def run(self, services: CallServices, principal: Principal) -> dict[SegmentId, Sequence[tuple[int, int]]]:  # noqa: ARG002
+        return await services.subscriptions.unsettled(self.name, self.checked, self.count)
 
 
 class CheckQueues(OnTopic, frozen=True):

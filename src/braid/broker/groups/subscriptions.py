@@ -41,6 +41,7 @@ from braid.broker.segments.segment_access import (
     BeginCursor,
     CheckQueues,
     FindPositions,
+    FindUnsettled,
     GetProgress,
     OwnedSegments,
     PlaceCursor,
@@ -240,6 +241,20 @@ class Subscriptions:
         with _all_segments(topic):
             found = await all_of(map(_check_queues, segments.values()))
         return {segment: findings for segment, findings in zip(segments, found, strict=True) if findings}
+
+    async def unsettled(self, topic: TopicName, name: str, count: int) -> dict[SegmentId, Sequence[tuple[int, int]]]:
+        """Return the ranges of the first `count` messages of each segment that a queue has not settled."""
+        entry = await self._read(topic, name)
+        if entry is None:
+            raise _not_found(topic, name)
+        if not _is_queue(entry):
+            raise SubscriptionKindConflict(
+                f"subscription {name} of {topic} is a stream: it has no messages that are settled one by one"
+            )
+        segments = self._of_topic(topic, self._topics.get(topic.path).layout.segments)
+        with _all_segments(topic):
+            found = await all_of(access.ask(FindUnsettled(name, count)) for access in segments.values())
+        return {segment: ranges for segment, ranges in zip(segments, found, strict=True) if ranges}
 
     async def seek_to(
         self, topic: TopicName, name: str, place: str, request: SeekRequest | None = None

@@ -264,12 +264,16 @@ class SegmentQueue:
         """Hear that other followers count than before."""
         self._count()
 
+    def first_unsettled(self, count: int) -> list[tuple[int, int]]:
+        """Return the ranges of the first `count` messages that are not settled: ready, leased or delayed."""
+        return list(self._state.first_unsettled(count, self._storage.log.confirmed.value))
+
     def after_skipping(self, count: int) -> QueueSnapshot:
         """Return what is known of the queue if its first messages that are not settled were settled, so many of them.
         Answers do not count from now on: the caller sets the queue to another place."""
         self._is_being_placed = True
         image = QueueImage.of(self.snapshot())
-        image.apply(QueueEvents(tuple(self._state.first_unsettled(count, self._storage.log.confirmed.value))))
+        image.apply(QueueEvents(tuple(self.first_unsettled(count))))
         return image.snapshot()
 
     def resume(self) -> None:

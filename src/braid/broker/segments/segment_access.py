@@ -70,6 +70,8 @@ class QueuesOfSegment(Protocol):
 
     def find(self, subscription: str) -> SegmentQueue | None: ...
 
+    def get(self, subscription: str) -> SegmentQueue: ...
+
     def follow_cursor(self, subscription: str) -> None: ...
 
     async def begin(self, subscription: str) -> None: ...
@@ -259,6 +261,19 @@ class CheckQueues(Question[list[str]], frozen=True, tag=True):
         return await segment.queues.check()
 
 
+class FindUnsettled(Question[list[tuple[int, int]]], frozen=True, tag=True):
+    """The ranges of the first messages of a queue that are not settled."""
+
+    subscription: str
+    count: int
+
+    async def answer(self, segment: ServedSegment) -> list[tuple[int, int]]:
+        return segment.queues.get(self.subscription).first_unsettled(self.count)
+
+    def read(self, answer: Any) -> list[tuple[int, int]]:
+        return msgspec.convert(answer, list[tuple[int, int]])
+
+
 class GetFollowers(Question[tuple[FollowerStatus, ...]], frozen=True, tag=True):
     """How far the followers of the segment are, as its owner knows."""
 
@@ -279,6 +294,7 @@ AnyQuestion = (
     | GetProducers
     | CheckCanEnd
     | CheckQueues
+    | FindUnsettled
     | GetFollowers
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -26,11 +26,15 @@ from braid.cli.terminal.output import (
     time_text,
 )
 from braid.cli.terminal.param_types import DURATION
+from braid.cli.terminal.record_lines import record_object
 from braid.model.errors import TopicNotFound
-from braid.model.subscription import DEFAULT_START
+from braid.model.subscription import DEFAULT_START, MAX_PEEK
 
 if TYPE_CHECKING:
     from braid.client.client import Client
+
+SHOWN_CHARS: Final = 60
+"""Of a key or a value in a table."""
 
 
 @click.group()
@@ -359,6 +363,53 @@ def skip(target: Target, topic: str, name: str, segment: int | None, count: int 
     done = ask(target, lambda client: client.admin.skip(topic, name, segment=segment, count=count))
     what = "everything" if segment is None else f"{count} of segment {segment}"
     print_done(f"Subscription {name} of {topic} skipped {what}.", done, as_json=as_json)
+
+
+@subscription.command()
+@click.argument("topic")
+@click.argument("name")
+@click.option("--count", type=click.IntRange(1, MAX_PEEK), default=10, show_default=True, metavar="N")
+@json_option
+@with_target
+def peek(target: Target, topic: str, name: str, count: int, as_json: bool) -> None:
+    """Look at messages of a queue that are not settled. This takes nothing away from its consumers.
+
+    The oldest messages of each segment come first. Some of them may be with consumers, or wait for their time.
+
+    \b
+    Examples:
+      braid subscription peek orders mailer
+      braid subscription peek orders mailer --count 100 --json
+    """
+    found = ask(target, lambda client: client.admin.peek(topic, name, count=count))
+    if as_json:
+        print_json([record_object(message) for message in found])
+        return
+    columns = [
+        Column("SEGMENT", right=True),
+        Column("OFFSET", right=True),
+        Column("PUBLISHED"),
+        Column("KEY"),
+        Column("VALUE"),
+    ]
+    rows = [
+        (
+            str(message.segment),
+            count_text(message.offset),
+            time_text(message.timestamp_us),
+            _short(message.key) if message.key is not None else "-",
+            _short(message.value),
+        )
+        for message in found
+    ]
+    print_table(columns, rows, empty=f"All messages of subscription {name} are settled.")
+
+
+def _short(data: bytes) -> str:
+    """Return the beginning of a key or a value as one line, without control characters."""
+    text = data[: 4 * SHOWN_CHARS].decode(errors="replace")
+    shown = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return shown if len(shown) <= SHOWN_CHARS else f"{shown[: SHOWN_CHARS - 1]}…"
 
 
 @subscription.command()
