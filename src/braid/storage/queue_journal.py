@@ -205,7 +205,7 @@ class QueueJournal:
         if self._end + len(frame) > self._reserved:
             self._reserved = self._end + len(frame) + STEP_BYTES
             await self._file.reserve(self._reserved)
-        await self._file.write(self._end, [frame], sync=True)
+        await _write_synced(self._file, self._end, frame)
         self._end += len(frame)
 
     async def _begin_file(self, checkpoint: _Pending) -> None:
@@ -269,6 +269,22 @@ class QueueJournal:
         self._reserved = len(data)
         self._last_number = number
         self.durable.advance(number)
+
+
+async def _write_synced(file: DiskFile, position: int, frame: bytes) -> None:
+    """Write and sync what acks wait for. A small frame needs no hop into a thread (os_file.py)."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_end(error: BaseException | None) -> None:
+        if ended.done():  # The task that waits was cancelled.
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    file.start_write(position, [frame], sync=True, on_end=on_end)
+    await ended
 
 
 def folder_of(segment_folder: str, subscription: str) -> str:
