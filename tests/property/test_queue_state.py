@@ -13,7 +13,7 @@ from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import Answer, QueueLimits, QueueState
 
 LEASE_US = 100
-LIMITS = QueueLimits(settled_ranges=8, waiting=12, delayed=12)
+LIMITS = QueueLimits(settled_ranges=8, waiting=12, delayed=12, remembered=4)
 
 
 class Delivery(NamedTuple):
@@ -37,7 +37,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.deadline: dict[int, int] = {}
         self.given: list[Delivery] = []
         """Everything that consumers ever got."""
-        self.confirmed: set[int] = set()
+        self.settled_under: dict[int, int] = {}
+        """The leases under which the last messages were settled that several consumers may have had."""
+        self.inherited_end = 0
         self.first_lease = 1
         self.base = base
         self.held_back: set[int] = set()
@@ -89,7 +91,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _expected(self, delivery: Delivery) -> Answer:
         offset, lease = delivery
         if offset in self.settled:
-            return Answer.REPEATED
+            return Answer.STALE if lease < self.settled_under.get(offset, 0) else Answer.REPEATED
         last = self.holder.get(offset)
         if (last or 0) < lease < self.first_lease:  # No consumer has got it from this owner, or later from another one.
             return Answer.TAKEN
@@ -106,6 +108,9 @@ class QueueMachine(RuleBasedStateMachine):
             for each in offsets:
                 if expected[each] is Answer.TAKEN:
                     self._settle(each)
+                    if each < self.inherited_end or self.deliveries.get(each):
+                        self.settled_under[each] = lease
+                        self.settled_under = dict(list(self.settled_under.items())[-LIMITS.remembered :])
 
     @rule(data=st.data(), delay=st.integers(0, 300), seen=st.booleans())
     def nack(self, data: st.DataObject, delay: int, seen: bool) -> None:
@@ -130,7 +135,7 @@ class QueueMachine(RuleBasedStateMachine):
             offset, lease = data.draw(st.sampled_from(self.given))
             answer = self.state.extend(offset, lease, self.now + more)
             if offset in self.settled:
-                assert answer is Answer.REPEATED
+                assert answer is self._expected(Delivery(offset, lease))
             elif self.holder.get(offset) == lease and offset not in self.over:
                 assert answer is Answer.TAKEN
                 self.deadline[offset] = self.now + more
@@ -180,6 +185,8 @@ class QueueMachine(RuleBasedStateMachine):
         held_back = self.state.leased_ranges() if orderly else [(0, self.end)]
         self.held_back = {offset for start, end in held_back for offset in range(start, end)}
         self.held_until = self.now + patience
+        self.inherited_end = max(self.held_back, default=-1) + 1
+        self.settled_under = {}
         self.first_lease += 1_000
         self.state = QueueState(
             settled,

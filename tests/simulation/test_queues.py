@@ -129,7 +129,10 @@ async def test_an_ack_is_stale_when_another_consumer_has_got_the_message(simulat
             with pytest.raises(AckStale):
                 await slow.extend(message, 5)
             await fast.ack(again)
-            await slow.ack(message)  # It is settled now: there is nothing left to refuse.
+            for answer in (slow.ack(message), slow.nack(message), slow.extend(message, 5)):
+                with pytest.raises(AckStale):
+                    await answer  # It is settled now, by another consumer.
+            await fast.ack(again)  # A repeat is no error.
         assert await slow.receive(timeout=5) is None
 
 

@@ -41,6 +41,11 @@ class SettledOffsets:
         """How many messages above the base are settled."""
         return sum(self._ends) - sum(self._starts)
 
+    @property
+    def end(self) -> int:
+        """The offset after the last settled message."""
+        return self._ends[-1] if self._ends else self.base
+
     def add(self, start: int, end: int) -> None:
         """Settle the messages from `start` up to `end`. Some of them may be settled already."""
         start = max(start, self.base)

@@ -9,7 +9,8 @@ caller says what time it is, and stores what must outlive a crash.
 
 **Leases** are only here: they say which consumer has a message and until when. A consumer's answer names the number of
 its lease. An answer counts while nobody else got the message: the lease may have run out, or its owner may be gone
-(numbers of earlier owners are lower than `first_lease`). Otherwise the answer is stale.
+(numbers of earlier owners are lower than `first_lease`). Otherwise the answer is stale. That also holds when the other
+consumer has settled the message meanwhile: the last such messages are remembered with their leases.
 
 **What is stored** are two kinds of events: a message is settled, and a message was returned, with the number of its
 deliveries and the time before which it must not be delivered. Everything else is a message like new. So after a crash a
@@ -26,7 +27,7 @@ back for a moment (`held_back`), also while others are handed out.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple
@@ -44,7 +45,7 @@ class Answer(Enum):
 
     TAKEN = "taken"
     REPEATED = "repeated"
-    """The message is settled already."""
+    """The message is settled already, and no other consumer is known to have done it."""
     STALE = "stale"
     """Another consumer has got the message since."""
 
@@ -67,6 +68,8 @@ class QueueLimits(NamedTuple):
     """Messages that came back: the store and each journal have them, too."""
     delayed: int = 100_000
     """Messages that wait for their time and were never delivered: only memory has them."""
+    remembered: int = 10_000
+    """Settled messages that several consumers have had: a late answer to one of these is stale."""
 
 
 DEFAULT_LIMITS: Final = QueueLimits()
@@ -160,6 +163,10 @@ class QueueState:
         """From here on, an earlier owner's messages have not come back."""
         self._held_back: SettledOffsets | None = SettledOffsets(0, held_back)
         self._held_until = held_until
+        self._inherited_end = self._held_back.end
+        """Messages before it may be with consumers that got them from an earlier owner."""
+        self._settled_under: OrderedDict[int, int] = OrderedDict()
+        """Of messages that several consumers may have had: the lease of the answer that counted, by offset."""
         for each in returned:
             if each.offset not in settled:
                 is_held = each.offset in self._held_back
@@ -209,13 +216,14 @@ class QueueState:
             if found is not None and (found.number == lease or self._is_later(lease, found.number)):
                 del leased[offset]
                 self._held[found.consumer] -= 1
-            elif self._check(offset, lease) is Answer.STALE:
-                stale.append(offset)
-                continue
-            else:
+            elif (answer := self._check(offset, lease)) is Answer.TAKEN:
                 self._stop_waiting(offset)
-            if past:
-                past.pop(offset, None)
+            else:
+                if answer is Answer.STALE:
+                    stale.append(offset)
+                continue
+            if (past and past.pop(offset, None) is not None) or offset < self._inherited_end:
+                self._remember(offset, lease)
         for first, last in without(start, end, stale):
             self.settled.add(first, last)
         return stale
@@ -234,7 +242,7 @@ class QueueState:
     def extend(self, offset: int, lease: int, deadline: int) -> Answer:
         """Set another deadline for a message that is still leased."""
         if offset in self.settled:
-            return Answer.REPEATED
+            return self._check(offset, lease)
         held = self._leased.get(offset)
         if held is None or held.number != lease:
             return Answer.STALE
@@ -375,7 +383,7 @@ class QueueState:
     def _check(self, offset: int, lease: int) -> Answer:
         """Tell whether a consumer's answer counts."""
         if offset in self.settled:
-            return Answer.REPEATED
+            return Answer.STALE if lease < self._settled_under.get(offset, 0) else Answer.REPEATED
         if (held := self._leased.get(offset)) is not None:
             return Answer.TAKEN if held.number == lease or self._is_later(lease, held.number) else Answer.STALE
         waiting = self._waiting.get(offset)
@@ -386,6 +394,11 @@ class QueueState:
         """Tell whether a lease of an earlier owner was given after the last one that is known here, which is not of
         this owner. Consumers may have answered, or named, an older lease first."""
         return last < lease < self._first_lease
+
+    def _remember(self, offset: int, lease: int) -> None:
+        self._settled_under[offset] = lease
+        if len(self._settled_under) > self._limits.remembered:
+            self._settled_under.popitem(last=False)
 
     def _first_due(self, now: int) -> Offset | None:
         while self._due:
