@@ -7,7 +7,9 @@
 
 Consumers are separate processes. A rate is that of one consumer, which shares the machine with the broker. An opening
 is timed from the start of the broker's process until a consumer has a message. The benchmark times it with the same log
-twice: when the topic has no queue, and when its queue has been used. The difference is the queue's part.
+twice: when the topic has no queue, and when its queue has been used, with a message that is new. The difference is the
+queue's part. From the same start it also times a message that a dead consumer had: the new owner holds those back for a
+moment, because their consumers may come back.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -31,6 +34,8 @@ from braid.cli.terminal.spinner import status_line
 if TYPE_CHECKING:
     from braid.cli.bench.broker import OwnBroker
     from braid.client.client import Client
+
+T = TypeVar("T")
 
 TOPIC: Final = "bench"
 LARGE, SMALL = 1_000, 10
@@ -122,7 +127,9 @@ class QueueResult(msgspec.Struct, frozen=True, rename="camel"):
     start_s: list[float]
     """From the start of the broker's process until a consumer has a message of the log, without a queue."""
     open_s: list[float]
-    """The same with a message of the queue."""
+    """The same with a message of the queue that was written after the start."""
+    held_back_s: list[float]
+    """The same with a message that a dead consumer had."""
     held: int
     held_bytes: float
     """The broker's memory for each of these messages."""
@@ -148,7 +155,7 @@ def measure_queue(case: QueueCase, show: Callable[[str], None]) -> QueueResult:
         rates = [_rates(broker, case, prefetch, waits, show) for waits in (False, True) for prefetch in (LARGE, SMALL)]
         show(f"{case.rate:,.0f} nacks/s")
         returned_ms = _returned_ms(broker, case)
-        hold, start_s, open_s = _open_times(broker, case, show)
+        hold, start_s, openings = _open_times(broker, case, show)
     return QueueResult(
         message_bytes=case.size,
         rates=rates,
@@ -158,7 +165,8 @@ def measure_queue(case: QueueCase, show: Callable[[str], None]) -> QueueResult:
         ranges=len(range(0, hold.messages - hold.last, hold.stride)),
         leased=hold.kept,
         start_s=start_s,
-        open_s=open_s,
+        open_s=[each.new_s for each in openings],
+        held_back_s=[each.held_back_s for each in openings],
         held=held,
         held_bytes=held_bytes,
     )
@@ -252,9 +260,18 @@ def _returned_ms(broker: OwnBroker, case: QueueCase) -> dict[str, float]:
 # Opening.
 
 
+class _Opening(NamedTuple):
+    """Seconds from the start of the broker's process."""
+
+    new_s: float
+    """Until a consumer has a message that was written after the start."""
+    held_back_s: float
+    """Until it has a message that a dead consumer had."""
+
+
 def _open_times(
     broker: OwnBroker, case: QueueCase, show: Callable[[str], None]
-) -> tuple[QueueHold, list[float], list[float]]:
+) -> tuple[QueueHold, list[float], list[_Opening]]:
     from braid.cli.bench.measure import worker
 
     target = Target(url=broker.url)
@@ -271,25 +288,24 @@ def _open_times(
     with _filled(target, messages, case.size, (), name=TOPIC):
         show(f"starting the broker with {messages:,} messages")
         ask(target, _first_record)  # So that this process has imported everything.
-        start_s = [_restarted(broker, _first_record) for _ in range(case.rounds)]
+        start_s = [_restarted(broker, _until_first_record) for _ in range(case.rounds)]
         ask(target, lambda client: _subscribe(client, TOPIC, hold.subscription))
         show(f"settling {case.settled:,} messages")
         with worker(hold) as holder:
             holder.wait_ready()
             show("starting the broker with the queue")
             broker.kill()
-        open_s = [_restarted(broker, _first_message) for _ in range(case.rounds)]
+        openings = [_restarted(broker, partial(_until_messages, hold)) for _ in range(case.rounds)]
         ask(target, lambda client: _check_left(client, hold))
-    return hold, start_s, open_s
+    return hold, start_s, openings
 
 
-def _restarted(broker: OwnBroker, first: Callable[[Client], Coroutine[Any, Any, None]]) -> float:
-    """Kill the broker, start it, and return the seconds from its start until a consumer has a message."""
+def _restarted(broker: OwnBroker, measure: Callable[[float, Client], Coroutine[Any, Any, T]]) -> T:
+    """Kill the broker, start it, and return what is measured from its start on."""
     broker.end()
     began = time.perf_counter()
     broker.start()
-    ask(Target(url=broker.url), first)
-    return time.perf_counter() - began
+    return ask(Target(url=broker.url), partial(measure, began))
 
 
 async def _first_record(client: Client) -> None:
@@ -297,9 +313,24 @@ async def _first_record(client: Client) -> None:
         assert await consumer.receive_batch(START_PATIENCE_S) is not None
 
 
-async def _first_message(client: Client) -> None:
-    async with client.queue_consumer(TOPIC, "opened", prefetch=1) as consumer:
-        assert await consumer.receive(START_PATIENCE_S) is not None
+async def _until_first_record(began: float, client: Client) -> float:
+    await _first_record(client)
+    return time.perf_counter() - began
+
+
+async def _until_messages(hold: QueueHold, began: float, client: Client) -> _Opening:
+    seen_s: dict[bool, float] = {}
+    room = hold.kept + 1  # On a machine so slow that the old messages come first, there is room for all of them.
+    async with client.producer(TOPIC) as producer, client.queue_consumer(TOPIC, "opened", prefetch=room) as consumer:
+        await producer.send(b"new")
+        while len(seen_s) < 2:
+            message = await consumer.receive(START_PATIENCE_S)
+            assert message is not None
+            is_new = message.offset >= hold.messages
+            seen_s.setdefault(is_new, time.perf_counter() - began)
+            if is_new:
+                consumer.submit_ack(message)
+    return _Opening(new_s=seen_s[True], held_back_s=seen_s[False])
 
 
 async def _check_left(client: Client, hold: QueueHold) -> None:
@@ -366,10 +397,11 @@ def print_result(result: QueueResult, *, as_json: bool) -> None:
             f"p50 {times['p50']:.1f} ms, p99 {times['p99']:.1f} ms, worst {times['worst']:.1f} ms",
         ),
         (
-            f"kill -9 to the first message, {result.settled:,} settled in {result.ranges:,} ranges, "
+            f"kill -9 to a new message, {result.settled:,} settled in {result.ranges:,} ranges, "
             f"{result.leased:,} leased",
             f"{open_s:.2f} s",
         ),
+        ("the same, to a message that a dead consumer had", f"{statistics.median(result.held_back_s):.2f} s"),
         ("the same log without a queue", f"{start_s:.2f} s"),
         (f"memory for each of {result.held:,} leased messages", f"{result.held_bytes:.0f} B"),
     ]
