@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from braid.model.queue.settled import SettledOffsets
-from braid.model.queue.state import Answer, QueueState
+from braid.model.queue.state import Answer, QueueLimits, QueueState
 
 OLD, LATER, FIRST = 10, 20, 100
 
@@ -23,3 +23,22 @@ def test_an_answer_under_the_last_lease_counts_though_an_older_one_was_named() -
     state.keep(1, 0, 1, OLD, 1_000)
     assert state.ack(0, 1, LATER) == []
     assert (state.leased, state.held(1)) == (0, 0)
+
+
+def test_an_answer_after_another_consumer_settled_the_message_is_stale_also_at_another_owner() -> None:
+    """Nothing was delivered twice by this owner: only the lease tells that an earlier one gave the message away."""
+    state = QueueState(SettledOffsets(), first_lease=FIRST, held_back=[(0, 2)], held_until=1_000)
+    (handed,) = state.take(1, 1, 0, 2, 1_000, 2_000)
+    assert state.ack(0, 1, handed.lease) == []
+    assert state.ack(0, 2, OLD) == [0]  # Nobody else has got message 1.
+    assert state.nack(0, OLD, 0) == (Answer.STALE, None)
+    assert state.extend(0, OLD, 3_000) is Answer.STALE
+    assert state.ack(0, 1, handed.lease) == []
+
+
+def test_the_leases_of_settled_messages_are_remembered_up_to_a_limit() -> None:
+    limits = QueueLimits(remembered=2)
+    state = QueueState(SettledOffsets(), first_lease=FIRST, held_back=[(0, 3)], held_until=1_000, limits=limits)
+    (handed,) = state.take(1, 3, 0, 3, 1_000, 2_000)
+    assert state.ack(0, 3, handed.lease) == []
+    assert state.ack(0, 3, OLD) == [1, 2]
