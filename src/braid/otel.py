@@ -17,10 +17,11 @@ Nothing else in Braid knows this module. A program that does not import it pays 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, overload
 
 from braid.model.errors import BraidError, NotAvailable
 from braid.model.message import Message, MessageId
@@ -135,15 +136,20 @@ def traced(
     )
 
 
-class _Publishing:
-    """The spans of one producer."""
+P = TypeVar("P", "Producer", "BlockingProducer")
 
-    def __init__(self, topic: str, tracer: Tracer) -> None:
-        self._topic = topic
+
+class _Traced(Generic[P]):
+    """What both producers with spans share: a span for each call, and its context in the headers."""
+
+    def __init__(self, producer: P, tracer: Tracer) -> None:
+        self.producer: Final[P] = producer
+        """The producer itself, for calls without a span."""
+        self._topic = producer.topic.path
         self._tracer = tracer
 
     @contextmanager
-    def span(self, operation: str, kind: str, attributes: Mapping[str, Any]) -> Iterator[Span]:
+    def _span(self, operation: str, kind: str, attributes: Mapping[str, Any]) -> Iterator[Span]:
         given = {**_attributes(self._topic, operation, kind), **attributes}
         name = f"{operation} {self._topic}"
         with (
@@ -152,14 +158,28 @@ class _Publishing:
         ):
             yield span
 
+    @contextmanager
+    def _sending(
+        self, value: bytes | str, headers: Headers | None
+    ) -> Iterator[tuple[Headers | None, Callable[[MessageId], None]]]:
+        """Yield the headers with the span's context, and how to note where the record was stored."""
+        with self._span("send", "send", _size_of(value)) as span:
+            yield _injected(headers), partial(_note_id, span)
 
-class TracedProducer:
+    @contextmanager
+    def _sending_many(self) -> Iterator[Callable[[MessageIds], None]]:
+        """Yield how to note that the records were stored."""
+        with self._span("send", "send", {}) as span:
+            yield lambda ids: span.set_attribute("messaging.batch.message_count", len(ids))
+
+    @contextmanager
+    def _submitting(self, value: bytes | str, headers: Headers | None) -> Iterator[Headers | None]:
+        with self._span("submit", "create", _size_of(value)):
+            yield _injected(headers)
+
+
+class TracedProducer(_Traced["Producer"]):
     """A `Producer` with spans; `traced` makes it."""
-
-    def __init__(self, producer: Producer, tracer: Tracer) -> None:
-        self.producer: Final = producer
-        """The producer itself, for calls without a span."""
-        self._publishing = _Publishing(producer.topic.path, tracer)
 
     async def send(
         self,
@@ -172,10 +192,9 @@ class TracedProducer:
         ttl: Duration = None,
     ) -> MessageId:
         """Publish a record as `Producer.send`, in a span that ends when the record is stored."""
-        with self._publishing.span("send", "send", _size_of(value)) as span:
-            with_context = _injected(headers)
-            id_ = await self.producer.send(value, key, with_context, timestamp, deliver_after, deliver_at, ttl)
-            _note_id(span, id_)
+        with self._sending(value, headers) as (given, note):
+            id_ = await self.producer.send(value, key, given, timestamp, deliver_after, deliver_at, ttl)
+            note(id_)
             return id_
 
     def submit(
@@ -189,14 +208,14 @@ class TracedProducer:
         ttl: Duration = None,
     ) -> Receipt:
         """Publish a record as `Producer.submit`. The span ends immediately: it does not wait for the record."""
-        with self._publishing.span("submit", "create", _size_of(value)):
-            return self.producer.submit(value, key, _injected(headers), timestamp, deliver_after, deliver_at, ttl)
+        with self._submitting(value, headers) as given:
+            return self.producer.submit(value, key, given, timestamp, deliver_after, deliver_at, ttl)
 
     async def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
         """Publish as `Producer.send_many`, in one span. The records carry no context: they have no headers."""
-        with self._publishing.span("send", "send", {}) as span:
+        with self._sending_many() as note:
             ids = await self.producer.send_many(records)
-            span.set_attribute("messaging.batch.message_count", len(ids))
+            note(ids)
             return ids
 
     async def flush(self) -> None:
@@ -215,13 +234,8 @@ class TracedProducer:
         await self.producer.__aexit__(kind, error, trace_)
 
 
-class TracedBlockingProducer:
+class TracedBlockingProducer(_Traced["BlockingProducer"]):
     """A `BlockingProducer` with spans; `traced` makes it."""
-
-    def __init__(self, producer: BlockingProducer, tracer: Tracer) -> None:
-        self.producer: Final = producer
-        """The producer itself, for calls without a span."""
-        self._publishing = _Publishing(producer.topic.path, tracer)
 
     def send(
         self,
@@ -234,10 +248,9 @@ class TracedBlockingProducer:
         ttl: Duration = None,
     ) -> MessageId:
         """Publish a record as `BlockingProducer.send`, in a span that ends when the record is stored."""
-        with self._publishing.span("send", "send", _size_of(value)) as span:
-            with_context = _injected(headers)
-            id_ = self.producer.send(value, key, with_context, timestamp, deliver_after, deliver_at, ttl)
-            _note_id(span, id_)
+        with self._sending(value, headers) as (given, note):
+            id_ = self.producer.send(value, key, given, timestamp, deliver_after, deliver_at, ttl)
+            note(id_)
             return id_
 
     def submit(
@@ -251,14 +264,14 @@ class TracedBlockingProducer:
         ttl: Duration = None,
     ) -> BlockingReceipt:
         """Publish a record as `BlockingProducer.submit`. The span ends immediately: it does not wait for the record."""
-        with self._publishing.span("submit", "create", _size_of(value)):
-            return self.producer.submit(value, key, _injected(headers), timestamp, deliver_after, deliver_at, ttl)
+        with self._submitting(value, headers) as given:
+            return self.producer.submit(value, key, given, timestamp, deliver_after, deliver_at, ttl)
 
     def send_many(self, records: Iterable[bytes | str] | Iterable[tuple[Any, bytes | str]]) -> MessageIds:
         """Publish as `BlockingProducer.send_many`, in one span. The records carry no context: they have no headers."""
-        with self._publishing.span("send", "send", {}) as span:
+        with self._sending_many() as note:
             ids = self.producer.send_many(records)
-            span.set_attribute("messaging.batch.message_count", len(ids))
+            note(ids)
             return ids
 
     def flush(self) -> None:

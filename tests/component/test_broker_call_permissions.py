@@ -52,6 +52,7 @@ TOPIC_CALLS: dict[str, dict[str, Any]] = {
     "set_auto_scale_policy": {"policy": {}},
     "delete_auto_scale_policy": {},
     "propose_auto_scaling": {},
+    "get_key_hashes": {},
     "create_segment": {"descriptor": "0000-ffff-9"},
     "terminate_segment": {"descriptor": "0000-ffff-9"},
     "delete_segment": {"descriptor": "0000-ffff-9"},

@@ -110,6 +110,13 @@ async def test_a_move_to_a_named_broker_is_asked_for_again_when_its_answer_was_l
     assert calls.seen[0] == calls.seen[1] == ("move_topic", {"topic": "orders", "to": "b", "timeout": 7})
 
 
+async def test_where_the_load_is_may_be_asked_again_after_a_lost_answer() -> None:
+    calls = Calls(get_key_hashes=[CUT, {"topic": "topic://public/default/orders", "segments": {}, "unknown": []}])
+    async with connected(calls) as client:
+        assert (await client.admin.key_hashes("orders"))["segments"] == {}
+    assert calls.seen == [("get_key_hashes", {"topic": "orders"})] * 2
+
+
 async def test_recovering_and_balancing_say_what_may_be_lost_and_what_may_move() -> None:
     calls = Calls(recover_topic=[{}], balance=[{}])
     async with connected(calls) as client:

@@ -65,7 +65,8 @@ class Traffic:
             wave = 1 + 0.45 * math.sin(time.monotonic() / 4)
             for _ in range(round(self._per_s * wave / 20)):
                 number += 1
-                order: dict[str, Any] = {"order": number, "customer": f"c-{number * 7919 % 997}", "amount": 17.5}
+                customer = f"c-{number * 7919 % 997}" if number % 25 else "c-wholesale"
+                order: dict[str, Any] = {"order": number, "customer": customer, "amount": 17.5}
                 producer.submit(json.dumps(order), order["customer"], {"source": b"shop"})
             await asyncio.sleep(0.05)
 

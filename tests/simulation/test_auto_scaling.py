@@ -304,6 +304,37 @@ async def test_a_key_that_is_the_load_is_named_and_not_split(simulation: Simulat
         assert (segment["hotKeyShare"], segment["recordsInPerS"] > 40) == (pytest.approx(0.95, abs=0.01), True)
 
 
+async def test_any_broker_tells_how_the_load_of_each_segment_spreads_over_its_key_hashes(
+    simulation: Simulation,
+) -> None:
+    corner = [key for key in (b"k%d" % number for number in range(20_000)) if 0x8000 <= key_hash(key) < 0x9000][:98]
+    async with running_brokers(simulation) as brokers, brokers.client() as client:
+        await a_topic(brokers, 2)
+        asked = {"topic": "orders"}
+        first = await brokers.call("a", "get_key_hashes", **asked)
+        assert all(set(each["shares"]) == {0} for each in first["segments"].values()), "nobody had asked before"
+        async with load(client, 50, [*corner, *([next(each for each in KEYS if key_hash(each) < 0x8000)] * 98)]):
+            await asyncio.sleep(60)
+            answers = [await brokers.call(name, "get_key_hashes", **asked) for name in brokers.running]
+        assert all(each["segments"].keys() == {"0", "1"} and not each["unknown"] for each in answers)
+        one_key, upper = answers[0]["segments"]["0"], answers[0]["segments"]["1"]
+        assert sum(one_key["shares"]) == pytest.approx(1, abs=0.001)
+        assert (len(one_key["shares"]), max(one_key["shares"])) == (128, 1)
+        assert (one_key["hotKey"], one_key["splitHelps"]) == (True, False)
+        # 128 parts of 0x8000 hashes: the sixteen lowest ones have all of it.
+        assert sum(upper["shares"][:16]) == pytest.approx(1, abs=0.001)
+        assert (upper["hotKey"], upper["splitHelps"]) == (False, True)
+        at = int(upper["splitAt"], 16)
+        assert 0.45 <= sum(key_hash(key) < at for key in corner) / len(corner) <= 0.55
+        assert upper["lowerShare"] + upper["upperShare"] == pytest.approx(1, abs=0.001)
+        await brokers.move(0, other := next(name for name in brokers.running if name != brokers.owner(1)))
+        brokers.kill(other)
+        left = await brokers.call(brokers.owner(1), "get_key_hashes", **asked)
+        assert left["segments"].keys() == {"1"}
+        (why,) = left["unknown"]
+        assert f"segments on broker {other} is not known" in why
+
+
 async def test_records_without_keys_are_spread_by_splits(simulation: Simulation) -> None:
     async with running_brokers(simulation) as brokers, brokers.client() as client:
         await a_topic(brokers, **ON, maxSegments=2)

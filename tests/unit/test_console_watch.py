@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from braid.console.drawing.strands import Change, Strand
-from braid.console.watch.history import EARLIER_STEP_S, MAX_SAMPLES, MAX_TENURES, Samples, SegmentSeen, TopicHistory
+from braid.console.watch.history import (
+    EARLIER_STEP_S,
+    MAX_SAMPLES,
+    MAX_TENURES,
+    SETTLE_S,
+    Samples,
+    SegmentSeen,
+    TopicHistory,
+)
 from braid.console.watch.metrics_text import read_metrics
 from braid.console.watch.pace import MAX_S, Pace
 from braid.console.watch.rates import Rates
@@ -158,3 +166,53 @@ def test_metrics_are_read_by_the_names_of_their_labels() -> None:
         "braid_up": {(): 1.0},
         "braid_none": {},
     }
+
+
+# Rates around a change of the layout.
+
+
+def split_at_20() -> TopicHistory:
+    """A segment with 100 records a second that is seen to be split at 20 s; it had been split some time before."""
+    history = TopicHistory(1, 0.0)
+    for now in (0.0, 10.0, 18.0):
+        history.look([ring(0, 0xFFFF)], now)
+        history.measure(0, now, 100.0)
+    history.measure(0, 19.0, 40.0)  # An interval in which it ended.
+    children = (ring(0, 0x3FFF, 1, parents=(0,)), ring(0x4000, 0xFFFF, 2, parents=(0,)))
+    history.look([ring(0, 0xFFFF, active=False, children=(1, 2)), *children], 20.0)
+    return history
+
+
+def ring(first: int, last: int, id_: int = 0, *, active: bool = True, **more: tuple[int, ...]) -> SegmentSeen:
+    return SegmentSeen(id=id_, first_hash=first, last_hash=last, active=active, owner="a", epoch=1, **more)
+
+
+def test_a_parent_keeps_the_rate_that_it_had_before_its_end() -> None:
+    history = split_at_20()
+    history.measure(0, 22.0, 0.0)
+    assert (list(strands(history)[0].times), list(strands(history)[0].rates)) == ([0.0, 10.0, 18.0], [100.0] * 3)
+
+
+def test_children_have_the_rate_that_they_take_over_until_they_are_measured() -> None:
+    history = split_at_20()
+    assert (history.rate(1), history.rate(2)) == (25.0, 75.0)
+    history.measure(1, 25.0, 30.0)
+    assert (history.rate(1), history.rate(2)) == (30.0, 75.0)
+
+
+def test_a_new_segment_is_measured_when_its_writers_have_come() -> None:
+    history = split_at_20()
+    assert not history.is_settled(1, 20.5)
+    assert history.is_settled(1, 20.0 + SETTLE_S)
+    assert not history.is_settled(9, 100.0), "nobody knows it"
+    fresh = TopicHistory(1, 100.0)
+    fresh.look([seen(0)], 100.0)
+    assert fresh.is_settled(0, 100.0), "it was there before"
+
+
+def test_a_segment_without_parents_that_were_measured_has_no_rate_yet() -> None:
+    history = TopicHistory(1, 0.0)
+    history.look([ring(0, 0xFFFF)], 0.0)
+    assert history.rate(0) is None
+    history.look([ring(0, 0xFFFF, active=False, children=(1,)), ring(0, 0xFFFF, 1, parents=(0,))], 5.0)
+    assert history.rate(1) is None

@@ -193,3 +193,20 @@ def test_a_narrow_segment_is_measured_hash_by_hash() -> None:
     single.take(*one_hash(10, 5))
     found = single.summary()
     assert (found.split_at, found.hottest, found.hottest_share) == (None, HashRange(5, 5), 1.0)
+
+
+def test_a_histogram_has_the_share_of_each_part() -> None:
+    samples, _ = measuring(HashRange(0x8000, 0xFFFF))
+    for hash_, count in ((0x8000, 10), (0x9FFF, 20), (0xA000, 30), (0xFFFF, 20)):
+        samples.take(*one_hash(count, hash_))
+    samples.take(opaque_header(b"", 20), memoryview(b""))
+    assert samples.summary(4).shares == (0.3, 0.3, 0.0, 0.2), "a fifth has no key"
+    assert samples.summary().shares == (), "only if it is asked for"
+    assert len(samples.summary(CELLS * 2).shares) == CELLS
+
+
+def test_a_histogram_of_few_hashes_has_as_many_parts() -> None:
+    samples, _ = measuring(HashRange(5, 7))
+    assert samples.summary(64).shares == (0.0, 0.0, 0.0)
+    samples.take(*one_hash(10, 7))
+    assert samples.summary(64).shares == (0.0, 0.0, 1.0)

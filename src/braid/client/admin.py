@@ -297,6 +297,11 @@ class Admin:
         """Return what auto-scaling would do with the topic now, and why, whether or not it is on."""
         return await self._change("propose_auto_scaling", {"topic": topic}, repeatable=True)
 
+    async def key_hashes(self, topic: str) -> Json:
+        """Return how the load of each segment spreads over its key hashes: a histogram, the hottest hashes, and where a
+        split halves the load. The owners measure for two minutes after each call, so a first one shows little."""
+        return await self._change("get_key_hashes", {"topic": topic}, repeatable=True)
+
     async def namespace_auto_scale_policy(self, namespace: str) -> Json:
         """Return what a namespace (`tenant/namespace`) says of the auto-scaling of its topics."""
         return await self._change("get_namespace_auto_scale_policy", _namespace(namespace), repeatable=True)

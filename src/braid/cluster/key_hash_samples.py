@@ -116,12 +116,14 @@ class KeyHashSamples:
         first, end = (self._hashes.start - (-edge * len(self._hashes) // self.cells) for edge in (number, number + 1))
         return HashRange(first, end - 1)
 
-    def summary(self) -> KeyHashLoad:
+    def summary(self, parts: int = 0) -> KeyHashLoad:
+        """Return where the load is, with a histogram of so many parts, or fewer if there are fewer hashes."""
         weight = self._weight(self._time())
         loads, keyed = self._loads, sum(self._loads)
         records = keyed + self._unkeyed
+        shares = self._shares(min(parts, self.cells), records)
         if not keyed:
-            return KeyHashLoad(records=records / weight)
+            return KeyHashLoad(records=records / weight, shares=shares)
         hottest = max(range(self.cells), key=loads.__getitem__)
         at = halving_cell(loads) if self.cells > 1 else None
         lower = sum(loads[:at])
@@ -132,7 +134,15 @@ class KeyHashSamples:
             upper_share=(keyed - lower) / records,
             hottest=self.cell(hottest),
             hottest_share=loads[hottest] / records,
+            shares=shares,
         )
+
+    def _shares(self, parts: int, records: float) -> tuple[float, ...]:
+        found = [0.0] * parts
+        if parts and records:
+            for number, load in enumerate(self._loads):
+                found[number * parts // self.cells] += load / records
+        return tuple(round(share, 5) for share in found)
 
 
 def _look(batch: bytes | memoryview, header: BatchHeader) -> Sequence[int | None]:

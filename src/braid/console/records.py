@@ -67,6 +67,15 @@ def shown(message: Message) -> Shown:
     )
 
 
+def read_moment(text: str) -> datetime.datetime:
+    """Read a time that a person typed. Raises `ValueError` with a sentence."""
+    try:
+        moment = datetime.datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError("write the time as 2026-01-31 12:00 or 2026-01-31T12:00:00Z; it is in UTC") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+
+
 class Ends(Struct, frozen=True):
     """Of a segment, as statistics tell."""
 

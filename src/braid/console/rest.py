@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from braid.model.names import TopicName
+from braid.model.names import TopicName, check_name
 
 TIMEOUT_S: Final = 10.0
 CHANGE_TIMEOUT_S: Final = 100.0
@@ -124,6 +124,11 @@ def _result(answer: httpx.Response) -> Any:
         raise RestError(answer.status_code, str(found["code"]), str(found["message"]))
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise RestError(answer.status_code, "error", f"status {answer.status_code}") from None
+
+
+def subscription_path(path: str, subscription: str) -> str:
+    """Return where REST has a subscription of a topic. Raises `InvalidName` for what cannot be its name."""
+    return f"{topic_path(path)}/subscriptions/{check_name('subscription', subscription)}"
 
 
 def topic_path(path: str) -> str:

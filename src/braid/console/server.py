@@ -9,8 +9,8 @@ import importlib.resources
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -21,6 +21,9 @@ from braid.console.console import Console, ConsoleConfig
 from braid.console.guard import ConsoleGuard
 from braid.console.sessions import COOKIE, cookie_header
 from braid.model.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from nicegui import App
 
 os.environ.setdefault("NICEGUI_STORAGE_PATH", os.devnull)  # The console keeps nothing on disk.
 
@@ -51,6 +54,7 @@ def build_app(config: ConsoleConfig) -> tuple[ConsoleGuard, Console]:
     pages.add_static_files(STATIC, str(folder), max_cache_age=60)
     _add_login(app, console)
     _add_pages(console)
+    _add_not_found(pages)
     ui.run_with(
         app,
         title="Braid",
@@ -71,7 +75,7 @@ _FAVICON: Final = (
 
 
 def _add_login(app: FastAPI, console: Console) -> None:
-    from braid.console.pages.login import login_page
+    from braid.console.plain_pages import login_page
 
     secure = console.config.secure_cookies
 
@@ -103,55 +107,54 @@ def _add_login(app: FastAPI, console: Console) -> None:
         return answer
 
 
+TOPIC: Final = "/{tenant}/{namespace}/{name}"
+
+
 def _add_pages(console: Console) -> None:
     from nicegui import ui
 
     from braid.console.pages import cluster, messages, pipeline, subscriptions, topic, topics
     from braid.console.pages.visit import Visit
 
+    shown: dict[str, Callable[[Visit, str], None]] = {
+        "/": lambda visit, _: cluster.show(visit),
+        "/topics": lambda visit, _: topics.show(visit),
+        "/topics" + TOPIC: topic.show,
+        "/messages": messages.show,
+        "/messages" + TOPIC: messages.show,
+        "/subscriptions": subscriptions.show,
+        "/subscriptions" + TOPIC: subscriptions.show,
+        "/pipeline": lambda visit, _: pipeline.show(visit),
+    }
+    """By path. Each gets the path of the topic that the address names; an empty one if it names none."""
     head = f'<link rel="stylesheet" href="{STATIC}/console.css"><script src="{STATIC}/console.js" defer></script>'
 
-    async def opened(request: Request, show: Callable[[Visit], None]) -> Response | None:
-        token = console.sessions.token(request.cookies.get(COOKIE))
-        if token is None and await console.requires_login():
-            return RedirectResponse("/login", 303)
-        ui.add_head_html(head)
-        visit = Visit(console, token or "")
-        await visit.watch.first_look()
-        show(visit)
-        return None
+    def page_of(show: Callable[[Visit, str], None]) -> Callable[[Request], Awaitable[Response | None]]:
+        async def page(request: Request) -> Response | None:
+            session = request.cookies.get(COOKIE)
+            token = console.sessions.token(session)
+            if token is None and await console.requires_login():
+                return RedirectResponse("/login", 303)
+            ui.add_head_html(head)
+            visit = Visit(console, token or "", session if token is not None else None)
+            await visit.watch.first_look()
+            show(visit, "/".join(request.path_params.values()))
+            return None
 
-    @ui.page("/", response_timeout=PAGE_S)
-    async def cluster_page(request: Request) -> Any:
-        return await opened(request, cluster.show)
+        return page
 
-    @ui.page("/topics", response_timeout=PAGE_S)
-    async def topics_page(request: Request) -> Any:
-        return await opened(request, topics.show)
+    for path, show in shown.items():
+        ui.page(path, response_timeout=PAGE_S)(page_of(show))
 
-    @ui.page("/topics/{tenant}/{namespace}/{name}", response_timeout=PAGE_S)
-    async def topic_page(request: Request, tenant: str, namespace: str, name: str) -> Any:
-        return await opened(request, lambda visit: topic.show(visit, f"{tenant}/{namespace}/{name}"))
 
-    @ui.page("/messages", response_timeout=PAGE_S)
-    async def messages_page(request: Request) -> Any:
-        return await opened(request, lambda visit: messages.show(visit, ""))
+def _add_not_found(pages: App) -> None:
+    """Answer addresses that are no page, in words of the console and not of NiceGUI."""
+    from braid.console.plain_pages import not_found_page
 
-    @ui.page("/messages/{tenant}/{namespace}/{name}", response_timeout=PAGE_S)
-    async def messages_of_topic(request: Request, tenant: str, namespace: str, name: str) -> Any:
-        return await opened(request, lambda visit: messages.show(visit, f"{tenant}/{namespace}/{name}"))
-
-    @ui.page("/subscriptions", response_timeout=PAGE_S)
-    async def subscriptions_page(request: Request) -> Any:
-        return await opened(request, lambda visit: subscriptions.show(visit, ""))
-
-    @ui.page("/subscriptions/{tenant}/{namespace}/{name}", response_timeout=PAGE_S)
-    async def subscriptions_of_topic(request: Request, tenant: str, namespace: str, name: str) -> Any:
-        return await opened(request, lambda visit: subscriptions.show(visit, f"{tenant}/{namespace}/{name}"))
-
-    @ui.page("/pipeline", response_timeout=PAGE_S)
-    async def pipeline_page(request: Request) -> Any:
-        return await opened(request, pipeline.show)
+    @pages.exception_handler(404)
+    async def not_found(request: Request, _: Exception) -> Response:
+        dark = request.cookies.get("braid-theme") == "dark"
+        return HTMLResponse(not_found_page(f"{STATIC}/console.css", request.url.path, dark=dark), 404)
 
 
 def listen(config: ConsoleConfig) -> socket.socket:

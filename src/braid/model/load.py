@@ -136,6 +136,9 @@ class KeyHashLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     hottest: HashRange | None = None
     """The few hashes, often one, that have most."""
     hottest_share: float = 0.0
+    shares: tuple[float, ...] = ()
+    """A histogram: the share of each part of the range. The parts are of equal size, as nearly as can be. Empty unless
+    it was asked for."""
 
 
 def halving_cell(loads: Sequence[float]) -> int:

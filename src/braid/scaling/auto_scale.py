@@ -130,7 +130,7 @@ class _Evaluation(NamedTuple):
                 findings.append(f"{why}, but it has a single key hash.")
             elif keys is None:
                 return AutoScaleDecision(None, f"{why}. It waits until the key hashes of its records are measured.")
-            elif not _is_worth_a_split(keys):
+            elif not is_worth_a_split(keys):
                 findings.append(f"{why}, but no split takes as much as {WORTH:.0%} off it.")
             else:
                 return self._split(segment, why)
@@ -146,7 +146,7 @@ class _Evaluation(NamedTuple):
             return None
         for segment in self._busiest_first():
             keys = self._key_hashes(segment)
-            if len(segment.hash_range) > 1 and (keys is None or _is_worth_a_split(keys)):
+            if len(segment.hash_range) > 1 and (keys is None or is_worth_a_split(keys)):
                 return self._split(segment, why)
         findings.append(f"{why}, but no segment can be split.")
         return None
@@ -244,8 +244,9 @@ def has_hot_key(keys: KeyHashLoad, hashes: HashRange) -> bool:
     return narrow and keys.records >= MIN_RECORDS and keys.hottest_share >= HOT_KEY
 
 
-def _is_worth_a_split(keys: KeyHashLoad) -> bool:
-    """Records without a key go to all segments in turn, so they need no share of a split."""
+def is_worth_a_split(keys: KeyHashLoad) -> bool:
+    """Tell whether a split takes enough of the load away. Records without a key go to all segments in turn, so they
+    need no share of a split."""
     unkeyed = 1 - keys.lower_share - keys.upper_share
     return unkeyed + min(keys.lower_share, keys.upper_share) >= WORTH
 

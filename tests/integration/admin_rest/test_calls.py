@@ -126,6 +126,9 @@ def test_policies_of_auto_scaling_are_set_read_and_deleted(broker: AdminBroker, 
         assert broker.ask("GET", path).json == {}
     proposal = broker.ask("GET", f"{ORDERS}/autoScaleProposal").json
     assert (proposal["enabled"], proposal["action"], proposal["policy"]["maxSegments"]) == (False, None, 64)
+    measured = broker.ask("GET", f"{ORDERS}/keyHashes").json
+    assert measured["topic"] == "topic://public/default/orders"
+    assert {each["hotKey"] for each in measured["segments"].values()} <= {False}
     absent = "/admin/v2/scalable/public/default/absent/autoScalePolicy"
     assert {broker.ask(method, absent, {}).status for method in ("GET", "PUT", "DELETE")} == {404}
 

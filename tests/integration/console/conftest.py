@@ -1,7 +1,12 @@
-"""A real Chromium, and pages that fail their test when the browser complains about anything."""
+"""A real Chromium, and pages that fail their test when the browser complains about anything.
+
+The files of this folder share a cluster and a browser, and run in the order of their names: `test_cluster_actions` has
+the cluster to itself, `test_pages` adds topics with traffic, and `test_recovery` ends with a broker that is lost.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,6 +14,13 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+import braid.sync
+from braid.model.errors import TopicNotFound
+from braid.sync import Client
+from tests.kits.cluster_process import ClusterProcess
+from tests.kits.console_process import ConsoleProcess, Traffic
+from tests.kits.console_stage import Stage
 
 PICTURES = Path(__file__).parents[3] / "docs" / "images" / "console"
 KEEP = bool(os.environ.get("BRAID_SCREENSHOTS"))
@@ -18,7 +30,7 @@ NewPage = Callable[..., Page]
 Shot = Callable[[Page, str], None]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium")
     assert path is not None, "these tests drive Debian's package chromium; `make test` installs it"
@@ -27,6 +39,39 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="package")
+def bare_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Three brokers and a console. One broker is drained, so all segments of the topic `parcels` are on the others: no
+    move has made it so, and balancing need not rest."""
+    with ClusterProcess(tmp_path_factory.mktemp("console"), shared=True) as cluster:
+        cluster.run("broker", "drain", "broker-2")
+        cluster.run("topic", "create", "parcels", "--segments", "8")
+        admin_urls = [broker.ready["adminUrl"] for broker in cluster.brokers.values()]
+        with ConsoleProcess(admin_urls, "--url", cluster.url) as console:
+            yield Stage(cluster, console)
+
+
+@pytest.fixture(scope="package")
+def stage(bare_stage: Stage) -> Iterator[Stage]:
+    """The same cluster with all its brokers, and with traffic."""
+    cluster = bare_stage.cluster
+    cluster.run("broker", "activate", "broker-2")
+    with braid.sync.connect(cluster.url) as client, contextlib.suppress(TopicNotFound):
+        client.admin.delete_topic("parcels")
+    cluster.run("topic", "create", "orders", "--segments", "2")
+    cluster.run("topic", "create", "clicks", "--segments", "3", "--replicas", "3")
+    cluster.run("topic", "create", "letters")
+    with Traffic(cluster.url, "orders"), Traffic(cluster.url, "clicks", 150):
+        yield bare_stage
+
+
+@pytest.fixture
+def client(bare_stage: Stage) -> Iterator[Client]:
+    """What the pages did is checked by it."""
+    with braid.sync.connect(bare_stage.cluster.url) as client:
+        yield client
 
 
 @pytest.fixture

@@ -114,6 +114,38 @@ def test_a_logout_ends_the_session_for_everyone_who_has_its_cookie(console: Cons
     assert status(cookie) == 303
 
 
+def test_a_logout_ends_every_page_of_the_session(console: ConsoleProcess, new_page: NewPage) -> None:
+    page = new_page(quiet=True)  # One of its pages may not go where it is sent.
+    page.goto(console.url)
+    page.get_by_label("Token").fill(token("ops"))
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("tr[data-broker]")).to_have_count(1)
+    obedient, stubborn = page.context.new_page(), page.context.new_page()
+    obedient.goto(console.url + "/topics")
+    stubborn.goto(console.url + "/topics/public/default/orders")
+    stubborn.route("**/login", lambda route: route.abort("aborted"))
+    stubborn.locator('tr[data-segment="0"]').get_by_role("button", name="Split").click()
+    expect(stubborn.locator(".dialog")).to_be_visible()
+    page.get_by_role("button", name="Log out").click()
+    obedient.wait_for_url("**/login")
+    # A page that stays shows nothing, and neither its open dialog nor an event does anything.
+    expect(stubborn.locator("tr[data-segment]")).to_have_count(0)
+    if stubborn.locator(".dialog").count():
+        stubborn.locator(".dialog").get_by_role("button", name="Split").click()
+        expect(stubborn.locator(".outcome.bad")).to_contain_text("log in again")
+    stubborn.evaluate("window.emitEvent && emitEvent('act', {act: 'delete'})")
+    with pytest.raises(AssertionError):
+        expect(stubborn.locator(".dialog", has_text="Nothing brings it back")).to_be_visible(timeout=1_500)
+
+
+def test_an_address_that_is_no_page_is_told_in_the_console_s_own_words(console: ConsoleProcess) -> None:
+    answer = httpx.get(console.url + "/no/such/<script>")
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+    assert "<script>" not in answer.text
+    assert 'href="/topics"' in answer.text
+
+
 def test_a_token_opens_what_it_may_and_no_more(console: ConsoleProcess, new_page: NewPage) -> None:
     page = new_page()
     page.goto(console.url)

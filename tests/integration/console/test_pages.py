@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +13,8 @@ from playwright.sync_api import Page, expect
 
 import braid.sync
 from braid.cli.pipeline.report import publish_report
-from tests.kits.cluster_process import ClusterProcess
-from tests.kits.console_process import ConsoleProcess, Traffic
+from braid.sync import Client
+from tests.kits.console_stage import LIVE_MS, Stage, card, confirm
 
 if TYPE_CHECKING:
     from tests.integration.console.conftest import NewPage, Shot
@@ -24,30 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("console"), pytest.mark.timeout(120)]
 
 ORDERS = "/topics/public/default/orders"
-LIVE_MS = 20_000
-"""How long a change may take to show. It takes a second or two; the machine may be busy."""
-
-
-class Stage:
-    def __init__(self, cluster: ClusterProcess, console: ConsoleProcess) -> None:
-        self.cluster = cluster
-        self.url = console.url
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("console")
-    with ClusterProcess(folder, shared=True) as cluster:
-        cluster.run("topic", "create", "orders", "--segments", "2")
-        cluster.run("topic", "create", "clicks", "--segments", "3", "--replicas", "3")
-        cluster.run("topic", "create", "letters")
-        admin_urls = [broker.ready["adminUrl"] for broker in cluster.brokers.values()]
-        with (
-            Traffic(cluster.url, "orders"),
-            Traffic(cluster.url, "clicks", 150),
-            ConsoleProcess(admin_urls, "--url", cluster.url) as console,
-        ):
-            yield Stage(cluster, console)
 
 
 def strand(page: Page, segment: int) -> str:
@@ -147,6 +121,49 @@ def test_a_split_by_the_page_asks_back_and_a_merge_joins_again(stage: Stage, new
     expect(active).to_have_count(3, timeout=LIVE_MS)
 
 
+def test_hot_ranges_show_where_the_load_is_and_where_a_split_halves_it(
+    stage: Stage, client: Client, new_page: NewPage, shot: Shot
+) -> None:
+    page = new_page()
+    page.goto(stage.url + ORDERS)
+    hot = card(page, "Hot ranges")
+    expect(hot.locator("svg path").first).to_be_visible(timeout=LIVE_MS)
+    busiest = hot.locator("tr[data-load]").first
+    expect(busiest.get_by_role("button", name="Split at")).to_be_visible(timeout=LIVE_MS)
+    hot.locator(".cut").first.hover()
+    expect(page.locator("#tip")).to_contain_text("halves segment")
+    hot.scroll_into_view_if_needed()
+    shot(page, "hot-ranges")
+    segment = int(str(busiest.get_attribute("data-load")))
+    button = busiest.get_by_role("button", name="Split at")
+    at = str(button.get_attribute("data-at"))
+    button.click()
+    dialog = page.locator(".dialog")
+    expect(dialog).to_contain_text(f"two segments at hash {at}")
+    expect(dialog).to_contain_text("Its load is halved at hash")
+    confirm(page, "Split", f"Segment {segment} is split")
+    layout = client.admin.layout("orders")["segments"]
+    first, second = (layout[str(each)]["hashRange"] for each in layout[str(segment)]["childIds"])
+    assert (first["end"] + 1, second["start"]) == (int(at, 16), int(at, 16))
+
+
+def test_one_key_that_is_the_load_is_named(stage: Stage, client: Client, new_page: NewPage) -> None:
+    client.admin.create_topic("one-key")
+    page = new_page()
+    page.goto(stage.url + "/topics/public/default/one-key")
+    hot = card(page, "Hot ranges")
+    expect(hot).to_contain_text("No record with a key has come lately", timeout=LIVE_MS)
+    with client.producer("one-key") as producer:
+        producer.send_many([("the-one", b"value")] * 500)
+    expect(hot.locator("tr[data-load]")).to_contain_text("one key is 100 %", timeout=LIVE_MS)
+    expect(hot).to_contain_text("no split helps")
+    expect(hot.get_by_role("button", name="Split at")).to_have_count(0)
+    page.locator('tr[data-segment="0"]').get_by_role("button", name="Split").click()
+    expect(page.locator(".dialog")).to_contain_text("One key is 100 % of its load")
+    page.get_by_role("button", name="Close").click()
+    client.admin.delete_topic("one-key")
+
+
 def test_the_braid_answers_the_pointer_and_zooms(stage: Stage, new_page: NewPage) -> None:
     page = new_page()
     page.goto(stage.url + ORDERS)
@@ -207,18 +224,18 @@ def test_subscriptions_show_their_backlog_and_seek(stage: Stage, new_page: NewPa
                 consumer.ack(message)
             page = new_page()
             page.goto(stage.url + "/subscriptions")
-            billing = page.locator("section.card", has=page.get_by_role("heading", name="billing"))
+            billing = card(page, "billing")
             expect(billing).to_contain_text("billing-1", timeout=LIVE_MS)
             expect(billing.locator(".figure", has_text="Oldest")).to_contain_text(
                 re.compile(r"\d+ (s|min)"), timeout=LIVE_MS
             )
             expect(page.locator("section.card", has_text="queue of letters")).to_contain_text("Dead letters")
             shot(page, "subscriptions")
-    row = page.locator("section.card", has=page.get_by_role("heading", name="audit-log"))
-    row.get_by_role("button", name="Seek").click()
-    expect(page.locator(".dialog")).to_contain_text("may come again")
-    page.locator(".dialog").get_by_role("button", name="Seek").click()
-    expect(page.locator(".outcome.good")).to_contain_text("audit-log continues there")
+        card(page, "audit-log").get_by_role("button", name="Seek").click()
+        expect(page.locator(".dialog")).to_contain_text("may come again")
+        confirm(page, "Seek", "audit-log continues there")
+        found = client.admin.subscription("orders", "audit-log")
+        assert {each["offset"] for each in found["segments"].values()} == {0}
 
 
 def test_the_pipeline_shows_queries_and_reports(stage: Stage, new_page: NewPage, shot: Shot) -> None:
@@ -263,24 +280,3 @@ def test_dark_and_phone_are_readable(stage: Stage, new_page: NewPage, shot: Shot
         if name:
             phone.evaluate("document.querySelector('svg.braid').scrollIntoView({block: 'center'})")
             shot(phone, name)
-
-
-def test_a_killed_broker_is_shown_within_five_seconds(stage: Stage, new_page: NewPage, shot: Shot) -> None:
-    page = new_page()
-    page.goto(stage.url)
-    victim = page.locator("tr", has=page.locator(".pill", has_text="leader")).get_attribute("data-broker")
-    victim = next(each for each in stage.cluster.brokers if each != victim)
-    row = page.locator(f'tr[data-broker="{victim}"]')
-    expect(row).to_have_attribute("data-state", "active")
-    stage.cluster[victim].kill()
-    began = time.monotonic()
-    expect(row).to_have_attribute("data-state", re.compile("silent|down"), timeout=5_000)
-    assert time.monotonic() - began < 5
-    shot(page, "broker-down")
-    other = new_page()
-    other.goto(stage.url + "/topics/public/default/clicks")
-    replicas = other.locator("section.card", has=other.get_by_role("heading", name="Replicas"))
-    expect(replicas.locator("tr", has_text=victim).first).to_contain_text("down", timeout=LIVE_MS)
-    # Its segments fail over to replicas, and the braid says so. (The broker stays away: this is the last test.)
-    expect(other.locator("svg.braid .mark.failed-over").first).to_be_visible(timeout=LIVE_MS)
-    shot(other, "fail-over")

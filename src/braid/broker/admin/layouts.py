@@ -42,6 +42,7 @@ from braid.broker.admin.route import (
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal
 from braid.broker.layouts.auto_scaling import AutoScaleProposal
+from braid.broker.layouts.key_hashes import TopicKeyHashes
 from braid.cluster.drained import DrainedKey
 from braid.model.errors import (
     InvalidArgument,
@@ -94,12 +95,13 @@ class _ChangeLayout(OnTopic, frozen=True, kw_only=True, rename="camel"):
             if (found := transitions.find_begun(name, plan, parents)) is None:
                 raise
             change = found
+        done_before = isinstance(change, FinishedChange)
         if not isinstance(change, FinishedChange):
             topic = await transitions.committed(name, change, self.timeout)
             epoch = topic.layout.segment(change.child_ids[0]).created_at_epoch
             change = FinishedChange(epoch, change.parents, change.child_ids)
         seconds = asyncio.get_running_loop().time() - began
-        return ChangedLayout(str(name), change.epoch, change.parents, change.child_ids, round(seconds, 3))
+        return ChangedLayout(str(name), change.epoch, change.parents, change.child_ids, round(seconds, 3), done_before)
 
 
 class SplitSegment(_ChangeLayout, frozen=True, kw_only=True):
@@ -227,6 +229,17 @@ class ProposeAutoScaling(OnTopic, frozen=True):
         return await services.auto_scaling.proposal(self.name)
 
 
+class GetKeyHashes(OnTopic, frozen=True):
+    """How the load of each segment spreads over its key hashes: a histogram, its hottest hashes, and where a split
+    halves it. Its owners measure the topic's key hashes from now on, for two minutes."""
+
+    needs = on_topic(Action.ADMIN)
+    http = HttpRoute("GET", TOPIC + "/keyHashes", tag="layout", errors=(404,))
+
+    async def run(self, services: CallServices, principal: Principal) -> TopicKeyHashes:  # noqa: ARG002
+        return await services.auto_scaling.key_hashes(self.name)
+
+
 class _OnNamespace(AdminCall, frozen=True):
     needs = on_namespace(Action.ADMIN)
     tenant: TenantName
@@ -321,7 +334,7 @@ class TerminateSegment(_ChangeLayout, frozen=True, kw_only=True):
     async def run(self, services: CallServices, principal: Principal) -> ChangedLayout:  # noqa: ARG002
         info = _found(services, self.name, self.descriptor)
         if not info.is_active:
-            return ChangedLayout(str(self.name), info.sealed_at_epoch, (info.segment_id,), info.child_ids, 0.0)
+            return ChangedLayout(str(self.name), info.sealed_at_epoch, (info.segment_id,), info.child_ids, 0.0, True)
         return await self._carried_out(services, lambda layout: plan_rollover(layout, info.segment_id), info.segment_id)
 
 

@@ -572,6 +572,9 @@ class ChangedLayout(Struct, frozen=True, rename="camel"):
     parents: tuple[SegmentId, ...]
     children: tuple[SegmentId, ...]
     seconds: float
+    done_before: Annotated[bool, Meta(description="Whether the layout had the change already when the call came.")] = (
+        False
+    )
 
 
 class TransitionDescription(Struct, frozen=True, kw_only=True, rename="camel"):

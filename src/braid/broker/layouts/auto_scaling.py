@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import structs
 
+from braid.broker.layouts.key_hashes import TopicKeyHashes, parts_of
 from braid.broker.layouts.transitions import Transitions
 from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.segments.segment_access import Ask
@@ -184,9 +185,20 @@ class AutoScaling:
         answer = await self._ask(leader, PROPOSE, {"topic": name.path}, timeout_s=2 * ANSWER_S)
         return msgspec.convert(answer, AutoScaleProposal)
 
-    def measure(self, path: str) -> dict[SegmentId, SegmentMeasurement]:
-        """Return what this broker knows of the load of its segments of a topic. Their key hashes are counted from now
-        on, until nobody has asked for a while."""
+    async def key_hashes(self, name: TopicName) -> TopicKeyHashes:
+        """Return how the load of a topic spreads over its key hashes, as the owners of segments have measured it."""
+        topic = self._topics.get(name.path)
+        loads, unknown = await self._loads(name, topic, parts_of(len(topic.layout.active)))
+        return TopicKeyHashes.of(
+            name,
+            topic.layout,
+            {segment: (load.records_in_per_s, load.key_hashes) for segment, load in loads.items()},
+            unknown,
+        )
+
+    def measure(self, path: str, parts: int = 0) -> dict[SegmentId, SegmentMeasurement]:
+        """Return what this broker knows of the load of its segments of a topic, with histograms of so many parts. Key
+        hashes are counted from now on, until nobody has asked for a while."""
         found: dict[SegmentId, SegmentMeasurement] = {}
         for segment in self._segments.of_topic(path):
             rates = self._rates.of_segment(path, segment.name.id)
@@ -201,14 +213,14 @@ class AutoScaling:
                     records_in_per_s=rates.records_in_per_s,
                     bytes_in_per_s=rates.bytes_in_per_s,
                     bytes_out_per_s=rates.bytes_out_per_s,
-                    key_hashes=publishes.samples.summary(),
+                    key_hashes=publishes.samples.summary(parts),
                 )
         return found
 
     async def _on_measure(self, arguments: Arguments) -> dict[SegmentId, SegmentMeasurement]:
         if self._topics.get(arguments["topic"]).id != arguments["topic_id"]:
             raise TopicNotFound(f"topic {arguments['topic']} was deleted and created again")
-        return self.measure(arguments["topic"])
+        return self.measure(arguments["topic"], arguments.get("parts", 0))  # Earlier versions ask for none.
 
     # On the cluster leader.
 
@@ -331,13 +343,15 @@ class AutoScaling:
         split_at, merged_at = (now_us - round((now - ahead[at]) * 1e6) if at in ahead else at for at in times)
         return split_at, merged_at
 
-    async def _loads(self, name: TopicName, topic: Topic) -> tuple[dict[SegmentId, SegmentMeasurement], list[str]]:
+    async def _loads(
+        self, name: TopicName, topic: Topic, parts: int = 0
+    ) -> tuple[dict[SegmentId, SegmentMeasurement], list[str]]:
         """Ask the owners of the active segments. Return what they said, and why some did not."""
         records = {info.segment_id: self._owners.find(SegmentName.of(name, info)) for info in topic.layout.active}
         brokers = sorted({record.owner for record in records.values() if record is not None})
         found: dict[SegmentId, SegmentMeasurement] = {}
         unknown: list[str] = []
-        for broker, answer in zip(brokers, await all_of(self._load_of(each, name, topic) for each in brokers)):
+        for broker, answer in zip(brokers, await all_of(self._load_of(each, name, topic, parts) for each in brokers)):
             if isinstance(answer, str):
                 unknown.append(f"The load of segments on broker {broker} is not known: {answer}.")
             else:
@@ -348,11 +362,13 @@ class AutoScaling:
                 }
         return found, unknown
 
-    async def _load_of(self, broker: str, name: TopicName, topic: Topic) -> dict[SegmentId, SegmentMeasurement] | str:
+    async def _load_of(
+        self, broker: str, name: TopicName, topic: Topic, parts: int
+    ) -> dict[SegmentId, SegmentMeasurement] | str:
         if broker == self._id:
-            return self.measure(name.path)
+            return self.measure(name.path, parts)
         try:
-            about = {"topic": name.path, "topic_id": topic.id}
+            about = {"topic": name.path, "topic_id": topic.id, "parts": parts}
             answer = await self._ask(broker, MEASURE, about, timeout_s=ANSWER_S)
         except BraidError as error:
             return str(error)

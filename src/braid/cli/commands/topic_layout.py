@@ -190,4 +190,7 @@ def _change(target: Target, what: str, change: Callable[[Client], Awaitable[dict
         print_json(done)
         return
     parents, children = _numbers(done["parents"]), _numbers(done["children"])
-    click.echo(f"{parents} → {children} in {duration_text(done['seconds'])}.")
+    if done.get("doneBefore"):  # Earlier brokers do not tell.
+        click.echo(f"{parents} → {children}: the layout has this change already, so nothing was changed now.")
+    else:
+        click.echo(f"{parents} → {children} in {duration_text(done['seconds'])}.")

@@ -76,13 +76,13 @@ def _remove_later(dialog: ui.dialog) -> None:
     asyncio.get_running_loop().create_task(remove())
 
 
-def on_acts(handlers: dict[str, Callable[[dict[str, Any]], Any]]) -> None:
-    """Call the handler of each click on a button that `parts.act` wrote."""
+def on_acts(visit: Visit, handlers: dict[str, Callable[[dict[str, Any]], Any]]) -> None:
+    """Call the handler of each click on a button that `parts.act` wrote. After a logout, clicks do nothing."""
 
     async def handle(event: Any) -> None:
         given = event.args if isinstance(event.args, dict) else {}
         handler = handlers.get(str(given.get("act", "")))
-        if handler is not None:
+        if handler is not None and visit.logged_in:
             result = handler(given)
             if asyncio.iscoroutine(result):
                 await result

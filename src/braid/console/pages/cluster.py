@@ -41,11 +41,12 @@ def show(visit: Visit) -> None:
         visit.live(lambda: brokers_card(visit.view, visit.watch.colours, read_only=visit.read_only))
         visit.live(lambda: changes_card(visit.view))
     on_acts(
+        visit,
         {
             "drain": lambda given: _drain(visit, str(given.get("broker"))),
             "activate": lambda given: _activate(visit, str(given.get("broker"))),
             "balance": lambda _: _balance(visit),
-        }
+        },
     )
 
 
@@ -192,7 +193,7 @@ def _drain(visit: Visit, broker: str) -> None:
     others = sum(each.state == "active" and each.id != broker for each in visit.view.brokers)
 
     async def run() -> str:
-        await visit.change("POST", f"{API}/brokers/{broker}/drain")
+        await visit.change("POST", f"{API}/brokers/{found.id}/drain")
         return f"{broker} is being drained. The list of brokers shows how far it is."
 
     ask_back(visit, f"Drain {broker}?", consequences.of_drain(found, others), run, button="Drain", danger=True)
@@ -204,7 +205,7 @@ def _activate(visit: Visit, broker: str) -> None:
         return
 
     async def run() -> str:
-        await visit.change("POST", f"{API}/brokers/{broker}/activate")
+        await visit.change("POST", f"{API}/brokers/{found.id}/activate")
         return f"{broker} is active."
 
     ask_back(visit, f"Activate {broker}?", consequences.of_activate(found), run, button="Activate")
@@ -212,7 +213,7 @@ def _activate(visit: Visit, broker: str) -> None:
 
 async def _balance(visit: Visit) -> None:
     try:
-        plan: Any = await visit.watch.rest.call("POST", f"{API}/brokers/balance", query={"dryRun": "true"})
+        plan: Any = await visit.rest.call("POST", f"{API}/brokers/balance", query={"dryRun": "true"})
     except RestError as error:
         ui.notify(str(error), type="negative")
         return

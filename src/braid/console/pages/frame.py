@@ -64,13 +64,15 @@ def _navigation(visit: Visit, page: str) -> Html:
         for id_, path, sign, name, key in PAGES
     ]
     log_out = (
-        el("form", el("button", icon("logout"), "Log out"), method="post", action="/logout") if visit.token else None
+        el("form", el("button", icon("logout"), "Log out", title="Log out"), method="post", action="/logout")
+        if visit.token
+        else None
     )
     foot = el(
         "div",
         el("span", icon("lock"), " read-only") if visit.read_only else None,
-        el("button", icon("contrast"), "Light or dark", onclick="braidTheme()", type="button"),
-        el("button", icon("keyboard"), "Keys", onclick="emitEvent('keys', {})", type="button"),
+        el("button", icon("contrast"), "Light or dark", title="Light or dark", onclick="braidTheme()", type="button"),
+        el("button", icon("keyboard"), "Keys", cls="keys", onclick="emitEvent('keys', {})", type="button"),
         log_out,
         cls="foot",
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nicegui import ui
 
 from braid.console.pages import consequences
 from braid.console.pages.actions import ask_back
+from braid.console.pages.hot_ranges import about_split
 from braid.console.pages.parts import short_name
 from braid.console.pages.visit import Visit
 from braid.console.rest import RestError, topic_path
@@ -29,7 +31,7 @@ def handlers(visit: Visit, path: str) -> dict[str, Callable[[dict[str, Any]], An
     move = of_segment(_move)
     return {
         "move": lambda given: move(given) if "segment" in given else _move_all(visit, path),
-        "split": of_segment(_split),
+        "split": lambda given: of_segment(partial(_split, at=str(given.get("at", ""))))(given),
         "merge": of_segment(_merge),
         "repartition": lambda _: _repartition(visit, path),
         "recover": lambda _: _recover(visit, path),
@@ -74,8 +76,10 @@ def _move_all(visit: Visit, path: str) -> None:
     ask_back(visit, f"Move all segments of {short_name(path)}?", what, run, button="Move", fields=fields)
 
 
-def _split(visit: Visit, path: str, segment: SegmentSeen) -> None:
-    given: dict[str, Any] = {"into": 2, "at": ""}
+def _split(visit: Visit, path: str, segment: SegmentSeen, *, at: str) -> None:
+    given: dict[str, Any] = {"into": 2, "at": at}
+    detail = visit.watch.details.get(path)
+    known = about_split(detail.key_hashes, segment.id) if detail is not None else ""
 
     def fields() -> None:
         with ui.element("div").classes("form-row"):
@@ -84,14 +88,13 @@ def _split(visit: Visit, path: str, segment: SegmentSeen) -> None:
             ui.input("or at hash", placeholder=hint).props(OUTLINED).classes("grow").bind_value(given, "at")
 
     async def run() -> str:
-        at = str(given["at"] or "").strip()
-        query = {"at": at} if at else {"into": str(int(given["into"]))}
+        hash_ = str(given["at"] or "").strip()
+        query = {"at": hash_} if hash_ else {"into": str(int(given["into"]))}
         await visit.change("POST", f"{topic_path(path)}/split/{segment.id}", query=query)
         return f"Segment {segment.id} is split. The braid shows its children."
 
-    ask_back(
-        visit, f"Split segment {segment.id}?", consequences.of_split(segment, 2, ""), run, button="Split", fields=fields
-    )
+    what = [*consequences.of_split(segment, 2, at), *([known] if known else [])]
+    ask_back(visit, f"Split segment {segment.id}?", what, run, button="Split", fields=fields)
 
 
 def _merge(visit: Visit, path: str, segment: SegmentSeen) -> None:
@@ -133,7 +136,7 @@ async def _recover(visit: Visit, path: str) -> None:
     at = topic_path(path) + "/recover"
     try:
         visit.check_may_change()
-        await visit.watch.rest.call("POST", at, query={"acceptLoss": "false"}, timeout_s=20.0)
+        await visit.rest.call("POST", at, query={"acceptLoss": "false"}, timeout_s=20.0)
         loss = "Nothing is to be recovered."
     except RestError as error:
         loss = str(error)
@@ -143,9 +146,9 @@ async def _recover(visit: Visit, path: str) -> None:
 
     async def run() -> str:
         done = await visit.change("POST", at, query={"acceptLoss": "true"})
-        return f"{len(done['segments'])} segments are served again. " + "; ".join(
-            each["loss"] for each in done["segments"]
-        )
+        count = len(done["segments"])
+        losses = "; ".join(each["loss"] for each in done["segments"])
+        return f"{count} {'segment is' if count == 1 else 'segments are'} served again. {losses}"
 
     what = ["Other brokers continue the segments whose broker is gone, without what only its disk had.", loss]
     ask_back(
@@ -170,7 +173,7 @@ def _abort(visit: Visit, path: str) -> None:
 
 async def _policies(visit: Visit, path: str) -> None:
     try:
-        found = await visit.watch.rest.get(topic_path(path))
+        found = await visit.rest.get(topic_path(path))
     except RestError as error:
         ui.notify(str(error), type="negative")
         return

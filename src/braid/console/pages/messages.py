@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections import deque
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from braid.console.records import (
     ends_of,
     look,
     one_line,
+    read_moment,
     shown,
 )
 from braid.console.rest import RestError, topic_path
@@ -75,11 +75,12 @@ def show(visit: Visit, path: str) -> None:
         _query(visit, reading, given)
         visit.live(lambda: records_card(reading, given["topic"]))
     on_acts(
+        visit,
         {
             "record": lambda event: _toggle(visit, reading, event),
             "publish": lambda _: _publish(visit, str(given["topic"] or "")),
             "form": lambda event: _set_form(visit, reading, str(event.get("form"))),
-        }
+        },
     )
     if path:
         ui.timer(0.2, lambda: _read(visit, reading, given), once=True)
@@ -219,8 +220,8 @@ async def _read(visit: Visit, reading: Reading, given: dict[str, Any]) -> None:
         return
     try:
         place = place_of(given)
-        stats = await visit.watch.rest.get(topic_path(path) + "/stats")
-        found = await look(visit.console.client(visit.token), path, place, ends_of(stats), shown)
+        stats = await visit.rest.get(topic_path(path) + "/stats")
+        found = await look(visit.client, path, place, ends_of(stats), shown)
     except (RestError, BraidError, ValueError) as error:
         reading.error = str(error)
     else:
@@ -236,11 +237,7 @@ def place_of(given: dict[str, Any]) -> Place:
     """Return where a person wants to look. Raises `ValueError` with a sentence."""
     moment = None
     if given["by"] == "time":
-        try:
-            moment = datetime.datetime.fromisoformat(str(given["time"]).strip())
-        except ValueError:
-            raise ValueError("write the time as 2026-01-31 12:00 or 2026-01-31T12:00:00Z; it is in UTC") from None
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        moment = read_moment(str(given["time"]))
     return Place(
         by=str(given["by"]),
         segment=int(given["segment"]) if given["segment"] not in (None, "") else None,
@@ -263,12 +260,12 @@ def _follow(visit: Visit, reading: Reading, given: dict[str, Any], *, on: bool) 
 
 async def _follow_end(visit: Visit, reading: Reading, path: str) -> None:
     try:
-        async with visit.console.client(visit.token).checkpoint_consumer(path, start="latest") as consumer:
+        async with visit.client.checkpoint_consumer(path, start="latest") as consumer:
             while True:
                 message = await consumer.receive()
                 if message is not None:
                     reading.records.append(shown(message))
-    except BraidError as error:
+    except (RestError, BraidError) as error:
         reading.error, reading.following = str(error), False
 
 
@@ -295,7 +292,7 @@ def _publish(visit: Visit, path: str) -> None:
         if not given["topic"]:
             raise ValueError("choose a topic")
         headers = headers_of(str(given["headers"]))
-        async with visit.console.client(visit.token).producer(str(given["topic"])) as producer:
+        async with visit.client.producer(str(given["topic"])) as producer:
             id_ = await producer.send(str(given["value"]), str(given["key"]) or None, headers or None)
         return f"It is stored: segment {id_.segment}, offset {id_.offset}."
 

@@ -45,7 +45,7 @@ def show(visit: Visit) -> None:
 
     async def read() -> None:
         try:
-            jobs.runs = await last_reports(visit.watch.rest, visit.console.client(visit.token), topic)
+            jobs.runs = await last_reports(visit.rest, visit.client, topic)
             jobs.error = ""
         except (RestError, BraidError) as error:
             jobs.error = str(error)

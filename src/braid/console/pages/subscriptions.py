@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from typing import Any, Final
 
+from msgspec import Struct
 from nicegui import ui
 
+from braid.console.drawing.svg import moment_text
 from braid.console.html import Child, Html, el, join
 from braid.console.numbers import age_text, bytes_text, count_text, short_text
 from braid.console.pages import consequences
@@ -15,16 +16,35 @@ from braid.console.pages.actions import ask_back, on_acts
 from braid.console.pages.frame import frame, head
 from braid.console.pages.parts import act, card, command, empty, figure, icon, number, pill, short_name, table
 from braid.console.pages.visit import Visit
-from braid.console.rest import topic_path
+from braid.console.records import Shown, one_line, read_moment, shown
+from braid.console.rest import RestError, subscription_path
 from braid.console.watch.view import ClusterView, Json
+from braid.model.errors import BraidError
 
 OUTLINED: Final = "outlined dense"
 LISTED: Final = 50
 """Topics whose subscriptions are shown without a choice."""
+PEEKED: Final = 20
+"""Messages of one look."""
+
+
+class Peek(Struct, frozen=True):
+    messages: tuple[Shown, ...] = ()
+    error: str = ""
+    looking: bool = False
+
+
+Peeks = dict[tuple[str, str], Peek]
+"""By topic and subscription: what this tab shows."""
 
 
 def show(visit: Visit, path: str) -> None:
     wanted: set[str] = set()
+    peeks: Peeks = {}
+
+    def hide(given: dict[str, Any]) -> None:
+        peeks.pop((str(given["topic"]), str(given["subscription"])), None)
+        visit.refresh()
 
     def follow() -> None:
         for each in [path] if path else list(visit.view.topics)[:LISTED]:
@@ -39,17 +59,20 @@ def show(visit: Visit, path: str) -> None:
             ui.html(head("Subscriptions", sub, crumbs=crumbs), sanitize=False)
             if not visit.read_only:
                 ui.html(act("Create", "create", icon_name="add", cls="primary"), sanitize=False).classes("tools")
-        visit.live(lambda: _cards(visit, path))
+        visit.live(lambda: _cards(visit, path, peeks))
         follow()
         ui.timer(2.0, follow)
     on_acts(
+        visit,
         {
             "create": lambda _: _create(visit, path),
+            "peek": lambda given: _peek(visit, peeks, str(given["topic"]), str(given["subscription"])),
+            "hide": hide,
             "seek": lambda given: _seek(visit, str(given["topic"]), str(given["subscription"])),
             "skip": lambda given: _skip(visit, str(given["topic"]), str(given["subscription"])),
             "redrive": lambda given: _redrive(visit, str(given["topic"]), str(given["subscription"])),
             "delete": lambda given: _delete(visit, str(given["topic"]), str(given["subscription"])),
-        }
+        },
     )
 
 
@@ -62,7 +85,7 @@ def _found(visit: Visit, path: str, name: str) -> Json | None:
 # What it shows.
 
 
-def _cards(visit: Visit, path: str) -> Html:
+def _cards(visit: Visit, path: str, peeks: Peeks) -> Html:
     topics = [path] if path else list(visit.view.topics)[:LISTED]
     cards = []
     for each in topics:
@@ -70,7 +93,10 @@ def _cards(visit: Visit, path: str) -> Html:
         if detail is not None:
             for name, subscription in detail.stats["subscriptions"].items():
                 age_s = oldest_s(visit.view, each, name)
-                cards.append(subscription_card(each, name, subscription, age_s=age_s, read_only=visit.read_only))
+                found = peeks.get((each, name))
+                cards.append(
+                    subscription_card(each, name, subscription, age_s=age_s, read_only=visit.read_only, waiting=found)
+                )
             cards += [_group_card(each, group) for group in detail.stats["groups"].values()]
     if cards:
         return join(cards)
@@ -92,7 +118,9 @@ def oldest_s(view: ClusterView, path: str, name: str) -> float | None:
     return topic.ages_s.get(name) if topic is not None else None
 
 
-def subscription_card(path: str, name: str, found: Json, *, age_s: float | None, read_only: bool) -> Html:
+def subscription_card(
+    path: str, name: str, found: Json, *, age_s: float | None, read_only: bool, waiting: Peek | None = None
+) -> Html:
     queue, consumers = found["queue"], found["consumers"]
     connected = sum(each["connected"] for each in consumers.values())
     kind = "queue" if queue else "stream"
@@ -117,26 +145,30 @@ def subscription_card(path: str, name: str, found: Json, *, age_s: float | None,
         ]
     if found["heldBytes"]:
         figures.append(figure("Held back", bytes_text(found["heldBytes"]), "from retention"))
-    tools = None if read_only else _tools(path, name, queue)
+    tools = _tools(path, name, queue, read_only=read_only, peeked=waiting is not None)
     return card(
         name,
         _warnings(found),
         el("div", el("div", figures, cls="figures"), cls="pad"),
         _segments(found),
         _consumers(consumers),
+        waiting_messages(waiting) if waiting is not None else None,
         hint=f"{kind} of {short_name(path)}",
         tools=tools,
     )
 
 
-def _tools(path: str, name: str, queue: Json | None) -> Html:
-    buttons = [
-        act("Seek", "seek", topic=path, subscription=name),
-        act("Skip backlog", "skip", topic=path, subscription=name),
-    ]
-    if queue and queue["policies"].get("deadLetterTopic"):
-        buttons.append(act("Redrive", "redrive", topic=path, subscription=name))
-    buttons.append(act("Delete", "delete", cls="danger", topic=path, subscription=name))
+def _tools(path: str, name: str, queue: Json | None, *, read_only: bool, peeked: bool) -> Html:
+    buttons: list[Html] = []
+    if queue:
+        buttons.append(act("Peek again" if peeked else "Peek", "peek", topic=path, subscription=name))
+        buttons += [act("Hide", "hide", topic=path, subscription=name)] if peeked else []
+    if not read_only:
+        buttons.append(act("Seek", "seek", topic=path, subscription=name))
+        buttons.append(act("Skip backlog", "skip", topic=path, subscription=name))
+        if queue and queue["policies"].get("deadLetterTopic"):
+            buttons.append(act("Redrive", "redrive", topic=path, subscription=name))
+        buttons.append(act("Delete", "delete", cls="danger", topic=path, subscription=name))
     return el("div", buttons, cls="acts")
 
 
@@ -210,7 +242,46 @@ def _group_card(path: str, group: Json) -> Html:
     return card(group["name"], body, _consumers(group["consumers"]), hint=f"checkpoint group of {short_name(path)}")
 
 
+def waiting_messages(found: Peek) -> Html:
+    if found.looking:
+        return el("div", el("p", "Looking…", cls="muted"), cls="pad")
+    if found.error:
+        return el("div", el("div", icon("error_outline"), el("span", found.error), cls="banner"), cls="pad")
+    if not found.messages:
+        return el("div", el("p", "No message waits: all are settled.", cls="muted"), cls="pad")
+    rows = [
+        el(
+            "tr",
+            el("td", f"{each.segment} @ {each.offset}", cls="mono nowrap"),
+            el("td", moment_text(each.timestamp_us / 1e6)[:19], cls="muted nowrap wide"),
+            el("td", el("span", one_line(each.key, 40), cls="mono"), cls="clip"),
+            el("td", el("span", one_line(each.value, 160), cls="mono"), cls="clip most"),
+            el("td", bytes_text(each.size), cls="n wide"),
+            data_waiting=f"{each.segment}@{each.offset}",
+        )
+        for each in found.messages
+    ]
+    headings = ["Segment @ offset", el("th", "Published", cls="wide"), "Key", "Value", number("Size", wide=True)]
+    first = f"the first {count_text(len(rows))}" if len(rows) == PEEKED else "all"
+    note = el(
+        "p", f"Waiting messages: {first}, also those that consumers have or that wait for their time.", cls="muted pad"
+    )
+    return el("div", note, table(headings, rows), cls="waiting")
+
+
 # What it does.
+
+
+async def _peek(visit: Visit, peeks: Peeks, path: str, name: str) -> None:
+    """Look at the first messages of a queue that are not settled."""
+    peeks[path, name] = Peek(looking=True)
+    visit.refresh()
+    try:
+        found = await visit.client.admin.peek(path, name, count=PEEKED)
+        peeks[path, name] = Peek(tuple(map(shown, found)))
+    except (RestError, BraidError) as error:
+        peeks[path, name] = Peek(error=str(error))
+    visit.refresh()
 
 
 def _create(visit: Visit, path: str) -> None:
@@ -227,7 +298,7 @@ def _create(visit: Visit, path: str) -> None:
     async def run() -> str:
         if not given["topic"]:
             raise ValueError("choose a topic")
-        at = f"{topic_path(given['topic'])}/subscriptions/{given['name'].strip()}"
+        at = subscription_path(given["topic"], given["name"].strip())
         await visit.change("PUT", at, query={"start": given["start"], "kind": given["kind"]})
         return f"{given['name']} is there."
 
@@ -256,10 +327,8 @@ def _seek(visit: Visit, path: str, name: str) -> None:
     async def run() -> str:
         query = {"to": str(given["to"])}
         if given["to"] == "time":
-            moment = datetime.datetime.fromisoformat(str(given["time"]).strip())
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-            query = {"timestamp": str(round(moment.timestamp() * 1000))}
-        await visit.change("POST", f"{topic_path(path)}/subscriptions/{name}/seek", query=query)
+            query = {"timestamp": str(round(read_moment(str(given["time"])).timestamp() * 1000))}
+        await visit.change("POST", subscription_path(path, name) + "/seek", query=query)
         return f"{name} continues there."
 
     ask_back(visit, f"Seek {name}?", consequences.of_seek(name, "the chosen place"), run, button="Seek", fields=fields)
@@ -269,7 +338,7 @@ def _skip(visit: Visit, path: str, name: str) -> None:
     found = _found(visit, path, name) or {"backlog": 0}
 
     async def run() -> str:
-        await visit.change("POST", f"{topic_path(path)}/subscriptions/{name}/skip-all")
+        await visit.change("POST", subscription_path(path, name) + "/skip-all")
         return f"{name} is at the end."
 
     ask_back(
@@ -287,15 +356,16 @@ def _redrive(visit: Visit, path: str, name: str) -> None:
     dead_letters = found["queue"]["policies"].get("deadLetterTopic", "") if found and found["queue"] else ""
 
     async def run() -> str:
-        done = await visit.console.client(visit.token).admin.redrive(path, name)
-        return f"{count_text(done['redriven'])} dead letters were published again."
+        done = await visit.client.admin.redrive(path, name)
+        count = done["redriven"]
+        return f"{count_text(count)} dead {'letter was' if count == 1 else 'letters were'} published again."
 
     ask_back(visit, f"Redrive {name}?", consequences.of_redrive(name, dead_letters), run, button="Redrive")
 
 
 def _delete(visit: Visit, path: str, name: str) -> None:
     async def run() -> str:
-        await visit.change("DELETE", f"{topic_path(path)}/subscriptions/{name}")
+        await visit.change("DELETE", subscription_path(path, name))
         return f"{name} is deleted."
 
     what = [f"{name} forgets how far it is. Records stay; nothing is kept for it any more."]

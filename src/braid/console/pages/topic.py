@@ -16,6 +16,7 @@ from braid.console.numbers import bytes_rate_text, bytes_text, count_text, perce
 from braid.console.pages import layout_actions
 from braid.console.pages.actions import on_acts
 from braid.console.pages.frame import frame, head
+from braid.console.pages.hot_ranges import hot_ranges_card
 from braid.console.pages.parts import (
     act,
     card,
@@ -75,7 +76,7 @@ def show(visit: Visit, path: str) -> None:
     handlers["span"] = lambda given: _set_span(visit, look, str(given.get("span")))
     handlers["zoom"] = lambda given: _zoom(visit, look, path, {"kind": "zoom", "factor": float(given.get("factor", 1))})
     handlers["delete"] = lambda _: ask_delete(visit, visit.view.topics.get(path) or TopicSeen(path=path))
-    on_acts(handlers)
+    on_acts(visit, handlers)
     ui.on("braid", lambda event: _zoom(visit, look, path, event.args if isinstance(event.args, dict) else {}))
     ui.on("size", lambda event: _set_phone(visit, look, event.args))
     ui.timer(0.1, lambda: ui.run_javascript("emitEvent('size', {width: window.innerWidth})"), once=True)
@@ -350,42 +351,8 @@ def _beside(visit: Visit, path: str) -> Html:
     detail, topic = visit.watch.details.get(path), visit.view.topics.get(path)
     if detail is None or topic is None:
         return Html("")
-    return el("div", hot_card(topic, detail), replicas_card(detail, visit.watch.colours), cls="halves")
-
-
-def hot_card(topic: TopicSeen, detail: TopicDetail) -> Html:
-    """Where on the ring the load is, and what auto-scaling would do."""
-    active = sorted((each for each in topic.segments if each.active), key=lambda each: each.first_hash)
-    rates = {each.id: detail.stats["segments"].get(str(each.id), {}).get("recordsInPerS") or 0 for each in active}
-    total = sum(rates.values()) or 1
-    busiest = max(rates.values(), default=0) or 1
-    cells = [
-        el(
-            "span",
-            data_tip=f"segment {each.id}|{percent_text(rates[each.id] / total)} of the records|"
-            f"{rate_text(rates[each.id], 'records')}",
-            style=f"flex:{each.last_hash - each.first_hash + 1};background:color-mix(in srgb, var(--owner-5) "
-            f"{8 + 92 * rates[each.id] / busiest if rates[each.id] else 0:.0f}%, var(--line-soft))",
-        )
-        for each in active
-    ]
-    hottest = [
-        f"Segment {key}: one key (hashes {each['hotKeyHashes']['start']:04x}–{each['hotKeyHashes']['end']:04x}) is "
-        f"{percent_text(each['hotKeyShare'])} of it. A split cannot part one key."
-        for key, each in detail.stats["segments"].items()
-        if each.get("hotKeyShare") and each.get("hotKeyHashes")
-    ]
-    proposal = detail.proposal
-    advice = [f"Auto-scaling is {'on' if proposal['enabled'] else 'off'}: {proposal['reason']}"] if proposal else []
-    if proposal and proposal["action"]:
-        where = f" at {proposal['at']}" if proposal["at"] else ""
-        advice.append(f"It would {proposal['action']} segment {', '.join(map(str, proposal['segments']))}{where}.")
-    lines = [el("p", line, cls="muted") for line in (*hottest, *advice)]
-    return card(
-        "Hot ranges",
-        el("div", el("div", cells, cls="hash-ring"), *lines, cls="pad stack"),
-        hint="records on the ring, lately",
-    )
+    hot = hot_ranges_card(topic, detail, visit.watch.colours, read_only=visit.read_only)
+    return el("div", hot, replicas_card(detail, visit.watch.colours), cls="stack")
 
 
 def replicas_card(detail: TopicDetail, colours: dict[str, int]) -> Html:

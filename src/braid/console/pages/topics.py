@@ -80,7 +80,7 @@ def show(visit: Visit) -> None:
         visit.live(lambda: topics_card(visit.view, listing, visit.watch.colours))
         ui.timer(2.0, follow)
         follow()
-    on_acts({"sort": sort, "create": lambda _: _create(visit)})
+    on_acts(visit, {"sort": sort, "create": lambda _: _create(visit)})
 
 
 def chosen(view: ClusterView, listing: Listing) -> list[TopicSeen]:

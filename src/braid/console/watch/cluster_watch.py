@@ -143,7 +143,7 @@ class ClusterWatch:
             self._proposals.discard(path)
 
     def propose(self, path: str) -> None:
-        """Ask what auto-scaling would do with the topic; its owners then measure key hashes."""
+        """Ask where the topic's load is and what auto-scaling would do with it; its owners then measure key hashes."""
         self._proposals.add(path)
 
     def hurry(self) -> None:
@@ -327,26 +327,28 @@ class ClusterWatch:
         admins = {id_: each["admin"] for id_, each in self._brokers.items() if self._is_up(id_) and each["admin"]}
         took = 0.0
 
-        async def ask(admin: str) -> str | None:
+        async def ask(admin: str) -> tuple[str | None, float]:
             nonlocal took
             began = time.monotonic()
             text = await self.rest.metrics(admin)
             took = max(took, time.monotonic() - began)
-            return text
+            return text, time.time()
 
         answers = await asyncio.gather(*map(ask, admins.values()))
-        now = time.time()
-        families = {id_: read_metrics(text, _WANTED) for id_, text in zip(admins, answers) if text is not None}
-        self._note_metrics(families, now)
-        self._rates.forget_before(now - FORGET_S)
+        families = {
+            id_: (read_metrics(text, _WANTED), at) for id_, (text, at) in zip(admins, answers) if text is not None
+        }
+        self._note_metrics(families)
+        self._rates.forget_before(time.time() - FORGET_S)
         return took
 
-    def _note_metrics(self, families: dict[str, dict[str, Series]], now: float) -> None:
+    def _note_metrics(self, families: dict[str, tuple[dict[str, Series], float]]) -> None:
+        """Make rates of what brokers answered, and when. A slow broker must not change the rates of the others."""
         numbers: dict[str, dict[str, float]] = {}
         lags: dict[str, dict[str, float]] = {}
         hot: dict[str, list[str]] = {}
         ages: dict[str, dict[str, float]] = {}
-        for id_, found in families.items():
+        for id_, (found, now) in families.items():
             self._gauges[id_] = {field: found[name][()] for name, field in _BROKER_GAUGES.items() if () in found[name]}
             cpu = self._rates.seen(("cpu", id_), found["process_cpu_seconds_total"].get((), 0.0), now)
             if cpu is not None:
@@ -370,18 +372,22 @@ class ClusterWatch:
                 backlog=max(by_subscription.values()), subscriptions=len(by_subscription)
             )
         self._numbers, self._hot, self._ages = numbers, hot, ages
-        self._note_offsets(families.values(), now)
+        self._note_offsets(families.values())
 
-    def _note_offsets(self, families: Iterable[dict[str, Series]], now: float) -> None:
+    def _note_offsets(self, families: Iterable[tuple[dict[str, Series], float]]) -> None:
         """Make the traffic of each segment of how fast its end grows."""
-        ends: dict[tuple[str, str], float] = {}
-        for found in families:
+        ends: dict[tuple[str, str], tuple[float, float]] = {}
+        for found, now in families:
             for (segment, path), end in found[_END].items():
-                ends[path, segment] = max(end, ends.get((path, segment), 0.0))
-        for (path, segment), end in ends.items():
+                ends[path, segment] = max((end, now), ends.get((path, segment), (0.0, now)))
+        for (path, segment), (end, now) in ends.items():
+            self._note_end(path, segment, end, now)
+
+    def _note_end(self, path: str, segment: str, end: float, now: float) -> None:
+        history = self.histories.get(path)
+        if history is not None and history.is_settled(int(segment), now):
             rate = self._rates.seen(("end", path, segment), end, now)
-            history = self.histories.get(path)
-            if rate is not None and history is not None:
+            if rate is not None:
                 history.measure(int(segment), now, rate)
 
     async def _look_at_topics(self) -> float:
@@ -406,22 +412,23 @@ class ClusterWatch:
         replicas = None
         if any(each["replicas"] for each in stats["segments"].values()):
             replicas = await self.rest.get(at + "/replicas")
-        proposal = None
+        proposal = key_hashes = None
         if path in self._proposals:
             with contextlib.suppress(RestError):
                 proposal = await self.rest.get(at + "/autoScaleProposal")
+                key_hashes = await self.rest.get(at + "/keyHashes")
         if self._limited:
             self._note_stats(path, stats)
-        return TopicDetail(at=time.time(), layout=layout, stats=stats, replicas=replicas, proposal=proposal)
+        return TopicDetail(
+            at=time.time(), layout=layout, stats=stats, replicas=replicas, proposal=proposal, key_hashes=key_hashes
+        )
 
     def _note_stats(self, path: str, stats: Json) -> None:
         """Make rates of a topic's statistics, where the token may not see the cluster's metrics."""
-        now, history = time.time(), self.histories.get(path)
+        now = time.time()
         for segment, each in stats["segments"].items():
-            if each["endOffset"] is not None and history is not None:
-                rate = self._rates.seen(("end", path, segment), each["endOffset"], now)
-                if rate is not None:
-                    history.measure(int(segment), now, rate)
+            if each["endOffset"] is not None:
+                self._note_end(path, segment, each["endOffset"], now)
 
     # The view.
 

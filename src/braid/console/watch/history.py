@@ -7,19 +7,22 @@ looked is known in its order and not in its times (`timed` is false): such stran
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from braid.console.drawing.strands import NOBODY, Change, Strand, Tenure
+from braid.console.drawing.strands import NOBODY, Change, Strand, Tenure, with_expected_rates
 
 MAX_SAMPLES: Final = 256
 """Of a segment. When they are full, the older half loses every other one."""
 MAX_TENURES: Final = 64
 MAX_STRANDS: Final = 4_096
 """Of a topic. The first that were sealed are forgotten."""
+SETTLE_S: Final = 2.0
+"""After a split or a merge. Until then a new segment has the rate that it takes over from its parents."""
 EARLIER_STEP_S: Final = 20.0
 """Between two layouts whose times are not known."""
 
@@ -56,6 +59,10 @@ class Samples:
             self.times = array("d", self.times[0:half:2]) + self.times[half:]
             self.values = array("d", means) + self.values[half:]
 
+    def drop_after(self, time: float) -> None:
+        keep = bisect_right(self.times, time)
+        del self.times[keep:], self.values[keep:]
+
     @property
     def last(self) -> float | None:
         return self.values[-1] if self.values else None
@@ -67,6 +74,8 @@ class _Seen:
         self.born = born
         self.timed = timed
         self.sealed: float | None = None
+        self.active_at = born
+        """When it was last seen to take writes."""
         self.tenures = [Tenure(segment.owner, born, Change.FIRST if segment.owner else Change.UNSERVED)]
         self.samples = Samples()
 
@@ -99,7 +108,11 @@ class TopicHistory:
                 self.changes += 1
             elif segment.active:
                 self._note_owner(known, segment, now, gone)
-            if not segment.active and known.sealed is None:
+            if segment.active:
+                known.active_at = now
+            elif known.sealed is None:
+                # It ended after the last look, so what was measured since is of a time in which it hardly took writes.
+                known.samples.drop_after(known.active_at)
                 known.sealed = now
                 self.changes += 1
             known.segment = _with_lineage(segment, known.segment)
@@ -151,32 +164,45 @@ class TopicHistory:
         self.changes += 1
         del known.tenures[1 : max(1, len(known.tenures) - MAX_TENURES)]
 
+    def is_settled(self, segment: int, now: float) -> bool:
+        """Tell whether a measurement of the segment that begins now says something. Just after a split, its writers are
+        still on their way to it."""
+        known = self._seen.get(segment)
+        return known is not None and (not known.timed or now - known.born >= SETTLE_S)
+
     def measure(self, segment: int, time: float, per_s: float) -> None:
         known = self._seen.get(segment)
-        if known is not None:
+        if known is not None and known.sealed is None:
             known.samples.add(time, per_s)
 
     def rate(self, segment: int) -> float | None:
+        """Return the last rate of a segment; that which it takes over from its parents, if it was not measured yet."""
         known = self._seen.get(segment)
-        return known.samples.last if known is not None else None
+        if known is None or known.samples.last is not None:
+            return known.samples.last if known is not None else None
+        family = [self._strand(each) for each in (*known.segment.parents, segment) if each in self._seen]
+        if len(family) < 2 or not any(each.times for each in family):
+            return None
+        return with_expected_rates(family)[-1].rates[-1]
 
     def strands(self) -> list[Strand]:
-        return [
-            Strand(
-                segment=id_,
-                first_hash=known.segment.first_hash,
-                last_hash=known.segment.last_hash,
-                parents=known.segment.parents,
-                children=known.segment.children,
-                born=known.born,
-                sealed=known.sealed,
-                timed=known.timed,
-                tenures=tuple(known.tenures),
-                times=known.samples.times,
-                rates=known.samples.values,
-            )
-            for id_, known in sorted(self._seen.items(), key=lambda item: item[1].segment.first_hash)
-        ]
+        return [self._strand(id_) for id_ in sorted(self._seen, key=lambda id_: self._seen[id_].segment.first_hash)]
+
+    def _strand(self, id_: int) -> Strand:
+        known = self._seen[id_]
+        return Strand(
+            segment=id_,
+            first_hash=known.segment.first_hash,
+            last_hash=known.segment.last_hash,
+            parents=known.segment.parents,
+            children=known.segment.children,
+            born=known.born,
+            sealed=known.sealed,
+            timed=known.timed,
+            tenures=tuple(known.tenures),
+            times=known.samples.times,
+            rates=known.samples.values,
+        )
 
     @property
     def first_birth(self) -> float:

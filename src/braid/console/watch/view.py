@@ -68,6 +68,9 @@ class TopicDetail(Struct, frozen=True, kw_only=True):
     stats: Json
     replicas: Json | None = None
     proposal: Json | None = None
+    """What auto-scaling would do; None if the token may not know, or if no page asks."""
+    key_hashes: Json | None = None
+    """Where the load is; None as above, or from brokers of an earlier version."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
