@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 from braid.broker.config import CursorConfig
-from braid.broker.segments.cursors import MAX_CURSORS_PER_TXN, Cursors
+from braid.broker.cursors.cursors import Cursors
+from braid.broker.cursors.stored_cursors import MAX_CURSORS_PER_TXN
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Condition, Delete, Operation, Put, TxnResult

@@ -8,7 +8,8 @@ from itertools import count
 import pytest
 
 from braid.broker.config import CursorConfig
-from braid.broker.segments.cursors import MAX_CURSORS_PER_TXN, Cursors
+from braid.broker.cursors.cursors import Cursors
+from braid.broker.cursors.stored_cursors import MAX_CURSORS_PER_TXN
 from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.metadata.store import Delete, Put

@@ -227,7 +227,7 @@ async def test_a_sweep_between_cursor_and_key_costs_the_new_subscription_nothing
         async def sweep_all_along() -> None:
             nonlocal swept
             while True:
-                swept += await cluster["b"].subscriptions.sweep()
+                swept += await cluster["b"].cursor_sweep.sweep()
                 await asyncio.sleep(0.0001)
 
         sweeping = asyncio.ensure_future(sweep_all_along())
@@ -236,7 +236,7 @@ async def test_a_sweep_between_cursor_and_key_costs_the_new_subscription_nothing
         assert swept, "it did happen"
         assert (cluster.cursor(0, "a"), cluster.cursor(1, "b")) == (0, 0)
         assert await stored_cursors(cluster) == 2
-        assert await cluster["b"].subscriptions.sweep() == 0
+        assert await cluster["b"].cursor_sweep.sweep() == 0
 
 
 async def test_a_new_subscription_whose_cursor_was_swept_skips_nothing_that_came_since(simulation: Simulation) -> None:
@@ -250,7 +250,7 @@ async def test_a_new_subscription_whose_cursor_was_swept_skips_nothing_that_came
             swept = 0
             while not swept:
                 await asyncio.sleep(0.0001)
-                swept = await cluster["b"].subscriptions.sweep()
+                swept = await cluster["b"].cursor_sweep.sweep()
             segment.grow(first + 10)
 
         sweeping = asyncio.ensure_future(sweep_once())
@@ -278,8 +278,8 @@ async def test_what_a_deletion_does_not_reach_its_owner_sweeps(simulation: Simul
         await cluster["a"].subscriptions.delete(ORDERS, "billing")
         cluster.network.heal()
         assert (cluster.cursor(0, "a"), cluster.cursor(1, "b")) == (None, 0)
-        assert await cluster["a"].subscriptions.sweep() == 0, "each owner for its own segments"
-        assert await cluster["b"].subscriptions.sweep() == 1
+        assert await cluster["a"].cursor_sweep.sweep() == 0, "each owner for its own segments"
+        assert await cluster["b"].cursor_sweep.sweep() == 1
         assert await stored_cursors(cluster) == 0
 
 
@@ -294,7 +294,7 @@ async def test_whoever_takes_over_a_segment_sweeps_what_its_last_owner_missed(si
         assert await stored_cursors(cluster) == 6, "nobody was there to remove them"
         for segment in range(3):
             await cluster.serve(segment, "b", epoch=2)
-            cluster["b"].subscriptions.sweep_later(ORDERS.path)
+            cluster["b"].cursor_sweep.sweep_later(ORDERS.path)
         await until(lambda: all(cluster.cursor(segment, "b") is None for segment in range(3)))
         assert [cluster.cursor(segment, "b", "audit") for segment in range(3)] == [0, 0, 0]
         assert await stored_cursors(cluster) == 3

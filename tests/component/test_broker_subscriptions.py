@@ -183,7 +183,7 @@ async def test_an_interrupted_deletion_is_finished_by_the_next_one_or_by_the_swe
         with pytest.raises(MetadataUnavailable):
             await world.subs.delete(ORDERS, "billing")
         if by_sweep:
-            assert await world.subs.sweep() == min(at, 1), "the other segment's cursor went all the same"
+            assert await world.cursor_sweep.sweep() == min(at, 1), "the other segment's cursor went all the same"
         else:
             await world.subs.delete(ORDERS, "billing")
         if by_sweep and at == 0:
@@ -309,7 +309,7 @@ async def test_a_subscription_that_lacks_a_cursor_gets_one_at_the_earliest_recor
     await world.create()
     await lose_cursor(world)
     segment = world.segments.get(ORDERS.path, 0)
-    assert await world.subs.sweep() == 0
+    assert await world.cursor_sweep.sweep() == 0
     assert segment.cursors.offset("billing") == segment.earliest
     assert await world.stored_cursors() == 2
     await world.topics.view.stop()
@@ -329,9 +329,9 @@ async def test_a_sweep_that_the_store_did_not_answer_is_made_again(simulation: S
     await world.create()
     await lose_cursor(world)
     world.store.fault = faults(Fault.UNAVAILABLE)
-    world.subs.sweep_later(ORDERS.path)
+    world.cursor_sweep.sweep_later(ORDERS.path)
     await until(lambda: world.offsets() == [0, 0])
-    await world.subs.stop()
+    await world.cursor_sweep.stop()
     await world.topics.view.stop()
 
 

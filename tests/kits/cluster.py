@@ -13,6 +13,7 @@ from braid.broker.config import Limits
 from braid.broker.connections.server import Server
 from braid.broker.connections.services import Services
 from braid.broker.connections.unfinished_frames import UnfinishedFrames
+from braid.broker.groups.cursor_sweep import CursorSweep
 from braid.broker.groups.subscriptions import Subscriptions
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.peers.calls import PeerCalls
@@ -68,8 +69,9 @@ class Node:
         answer_for(self.segments, self.peer_calls)
         self.accesses = SegmentAccesses(name, self.segments, self.owners, self.members, self.peers.call)
         self.subscriptions = Subscriptions(
-            self.store, self.topics, self.segments, self.accesses, cluster.simulation.clock, cluster.simulation.random
+            self.store, self.topics, self.accesses, cluster.simulation.clock, cluster.simulation.random
         )
+        self.cursor_sweep = CursorSweep(self.store, self.topics, self.segments, self.subscriptions)
         self.topology = TopologyView(name, self.topics, self.owners, self.members)
         self.topology.own_address = self.topology.told_address = f"{name}:{PORT}"
         self.server = Server(cast("Services", self), host, cluster.simulation.clock)
@@ -92,7 +94,7 @@ class Node:
         return self.segments.get(ORDERS.path, segment)
 
     async def stop(self) -> None:
-        await self.subscriptions.stop()
+        await self.cursor_sweep.stop()
         await self.peers.close()
         await self.server.close()
         await self.peer_calls.close()

@@ -10,8 +10,8 @@ from typing import Never
 
 from braid.broker.broker import Broker
 from braid.broker.config import AuthConfig, BrokerConfig, CursorConfig
+from braid.broker.cursors.cursors import Cursors
 from braid.broker.groups.group import Assigned
-from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.read_grants import ReadGrant, ReadGrants
 from braid.broker.topics import Topics
 from braid.metadata import paths

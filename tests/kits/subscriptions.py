@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from braid.broker.groups.cursor_sweep import CursorSweep
 from braid.broker.groups.subscriptions import SeekRequest, Subscriptions
 from braid.broker.peers.links import Peers
 from braid.broker.segments.segment_access import SegmentAccesses
@@ -27,6 +28,7 @@ class World:
         self.topics = topics
         self.segments = segments
         self.subs = subs
+        self.cursor_sweep = CursorSweep(store, topics, segments, subs)
 
     @classmethod
     async def make(cls, simulation: Simulation, *, segments: int = 2, end: int = 100) -> World:
@@ -40,7 +42,7 @@ class World:
         await served.serve(store, ORDERS, topic, end=end)
         peers = Peers("broker-1", members, SimulatedNetwork(simulation.random).host("machine"))
         accesses = SegmentAccesses("broker-1", served, owners, members, peers.call)
-        subs = Subscriptions(store, topics, served, accesses, simulation.clock, simulation.random)
+        subs = Subscriptions(store, topics, accesses, simulation.clock, simulation.random)
         return cls(store, topics, served, subs)
 
     async def create(self, start: str = "earliest", name: str = "billing") -> Subscription:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from braid.broker.connections import session
-from braid.broker.segments.cursors import Cursors
+from braid.broker.cursors.cursors import Cursors
 from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.segments import OwnedSegment, Segments
 from braid.client.consuming import stream

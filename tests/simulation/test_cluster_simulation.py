@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from braid.broker.cursors.cursors import Cursors
+from braid.broker.cursors.stored_cursors import StoredCursors
 from braid.broker.segments import opening
-from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.history_copy import OutgoingHistory
 from braid.broker.segments.leftover_chunks import Copies
 from braid.broker.segments.read_grants import ReadGrants
@@ -86,14 +87,14 @@ def confirm_without_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def write_cursors_whoever_owns_the_segment(patch: pytest.MonkeyPatch) -> None:
-    make = Cursors.__init__
+    make = StoredCursors.__init__
 
-    def make_unfenced(self: Cursors, *arguments: Any, **options: Any) -> None:
+    def make_unfenced(self: StoredCursors, *arguments: Any, **options: Any) -> None:
         make(self, *arguments, **options)
         self._ownership = ALWAYS
 
-    patch.setattr(Cursors, "__init__", make_unfenced)
-    patch.setattr(Cursors, "_check_ownership", lambda _cursors, _entry: None)
+    patch.setattr(StoredCursors, "__init__", make_unfenced)
+    patch.setattr(StoredCursors, "_check_ownership", lambda _cursors, _entry: None)
 
 
 def write_chunks_whoever_has_claimed_them(patch: pytest.MonkeyPatch) -> None:

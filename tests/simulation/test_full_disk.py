@@ -73,8 +73,8 @@ async def test_a_segment_that_is_fenced_while_it_waits_for_room_is_ended_once(si
                 await abandon()
 
             fenced.storage.abandon = counted  # type: ignore[method-assign]
-            assert fenced.cursors._on_fenced is not None
-            fenced.cursors._on_fenced(Fenced("another owner has the segment"))
+            assert fenced.cursors._stored._on_fenced is not None
+            fenced.cursors._stored._on_fenced(Fenced("another owner has the segment"))
             await asyncio.sleep(1)
             brokers.disks["a"].faults = NO_FAULTS
             await asyncio.gather(*sending)

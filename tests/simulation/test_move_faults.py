@@ -521,8 +521,8 @@ async def test_a_segment_that_is_fenced_while_its_move_is_prepared_can_be_opened
                 key = paths.ownership(PATH, segment.name.descriptor)
                 forced = record_of(brokers).assigned("b", accept_loss=True)
                 await brokers.store.txn([], [Put(key, forced.to_json())])
-                assert segment.cursors._on_fenced is not None
-                segment.cursors._on_fenced(Fenced("another owner has the segment"))
+                assert segment.cursors._stored._on_fenced is not None
+                segment.cursors._stored._on_fenced(Fenced("another owner has the segment"))
                 await until(lambda: brokers.owner(0) == "b")
                 await asyncio.sleep(10)
                 await brokers.move(0, "a")

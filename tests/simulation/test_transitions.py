@@ -357,7 +357,7 @@ async def test_the_parents_go_on_until_every_subscription_has_its_cursors_on_the
         async with client.producer("orders") as producer:
             assert (await producer.send(b"still taken")).segment == 0
         for broker in brokers.running.values():
-            await broker.group_host.subscriptions.sweep(PATH)
+            await broker.group_host.cursor_sweep.sweep(PATH)
         await until(lambda: active(brokers) == {1: "0000-7fff", 2: "8000-ffff"})
 
 

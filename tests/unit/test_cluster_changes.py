@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from braid.broker.admin.results import ClusterChange
+from braid.broker.admin.results.changes import ClusterChange
 from braid.model.ids import Epoch, SegmentId
 from braid.model.ownership import Move, Ownership, OwnershipState, ReplicaChange
 

@@ -52,14 +52,15 @@ ROOMS = {
     "cluster": {"balancing": set[str](), "ownership": {"balancing"}},
     "broker": {
         "peers": set[str](),
+        "cursors": set[str](),
         "queues": set[str](),
         "replicas": {"peers", "queues"},
-        "segments": {"peers", "queues", "replicas"},
+        "segments": {"peers", "cursors", "queues", "replicas"},
         "groups": {"segments"},
         "layouts": {"peers", "segments", "groups"},
         "admin": {"peers", "segments", "groups", "layouts"},
         "connections": {"peers", "queues", "segments", "groups", "admin"},
-        "parts": {"peers", "queues", "replicas", "segments", "groups", "layouts", "admin", "connections"},
+        "parts": {"peers", "cursors", "queues", "replicas", "segments", "groups", "layouts", "admin", "connections"},
     },
     "client": {"consuming": set[str](), "producing": {"consuming"}, "blocking": {"consuming", "producing"}},
     "spark": {

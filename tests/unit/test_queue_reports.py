@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from braid.broker.admin.reports import consumers_of_queues
-from braid.broker.admin.results import QueueDescription
+from braid.broker.admin.results.subscriptions import QueueDescription
 from braid.broker.admin.segment_stats import QueueStatistics
 from braid.broker.groups.group import ConsumerStatus
 from braid.broker.groups.subscriptions import Progress

@@ -1,5 +1,5 @@
 """Which sealed segments each subscription has drained, as this broker knows it: the marks that owners keep beside their
-cursors (broker/segments/cursors.py). Every broker follows these few keys, and no cursor."""
+cursors (broker/cursors/cursors.py). Every broker follows these few keys, and no cursor."""
 
 from __future__ import annotations
 

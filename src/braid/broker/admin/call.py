@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin
@@ -62,7 +62,7 @@ class AdminCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @abstractmethod
     async def run(self, services: CallServices, principal: Principal) -> Any:
-        """The result: one of `results.py`, or anything else that JSON has a form for."""
+        """The result: one of `results/`, or anything else that JSON has a form for."""
 
     async def carry_out(self, services: CallServices, principal: Principal) -> Any:
         """Check the permission, then run. The result is as JSON has it: dictionaries and lists."""
@@ -121,7 +121,7 @@ def read(what: str, kind: type[T], given: Any, *, from_text: bool = False) -> T:
         unknown = sorted(islice((str(argument) for argument in given if argument not in known), 4))
         if unknown:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            named = ", ".join(map(quote, unknown[:3])) + (", …" if len(unknown) > 3 else "")
+            named = some_names([quote(each) for each in unknown])
             raise InvalidArgument(f"{what} has no argument {named}; {takes}")
     try:
         return msgspec.convert(given, kind, strict=not from_text)
@@ -130,6 +130,11 @@ def read(what: str, kind: type[T], given: Any, *, from_text: bool = False) -> T:
         raise InvalidArgument(
             f"an argument of {what} is wrong: {_without_input(complaint)}{_choices(kind, complaint)}"
         ) from None
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first of these names, for the sentence of an error."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _without_input(complaint: str) -> str:

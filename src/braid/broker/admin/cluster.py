@@ -12,7 +12,9 @@ import msgspec
 from msgspec import Meta
 
 from braid.broker.admin.call import AdminCall, on_cluster
-from braid.broker.admin.results import BalanceResult, BrokerDescription, ClusterChange, ClusterRouting, RoutedTopic
+from braid.broker.admin.results.brokers import BalanceResult, BrokerDescription
+from braid.broker.admin.results.changes import ClusterChange
+from braid.broker.admin.results.routing import ClusterRouting, RoutedTopic
 from braid.broker.admin.route import BROKER, BROKERS, NO_CONTENT, BrokerName, HttpRoute
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Principal

@@ -24,9 +24,10 @@ from braid.broker.admin.call import (
     on_cluster,
     on_namespace,
     on_topic,
+    some_names,
     who_knows_the_topic,
 )
-from braid.broker.admin.results import ChangedLayout, LayoutDescription, some_names
+from braid.broker.admin.results.layouts import ChangedLayout, LayoutDescription
 from braid.broker.admin.route import (
     NAMESPACE,
     NO_CONTENT,

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from braid.broker.admin.call import OnTopic, WaitSeconds, on_topic
-from braid.broker.admin.results import MovedSegment, MovedTopic, RecoveredSegment, RecoveredTopic
+from braid.broker.admin.results.moves import MovedSegment, MovedTopic, RecoveredSegment, RecoveredTopic
 from braid.broker.admin.route import NO_CONTENT, TOPIC, BrokerName, HttpRoute, SegmentNumber
 from braid.broker.admin.services import CallServices
 from braid.broker.auth import Action, Principal

@@ -8,8 +8,16 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from braid.broker.admin.call import MAX_SEGMENTS, CallId, OnTopic, by_segment, on_topic, who_knows_the_topic
-from braid.broker.admin.results import PlacedSubscription, SubscriptionDescription, some_names
+from braid.broker.admin.call import (
+    MAX_SEGMENTS,
+    CallId,
+    OnTopic,
+    by_segment,
+    on_topic,
+    some_names,
+    who_knows_the_topic,
+)
+from braid.broker.admin.results.subscriptions import PlacedSubscription, SubscriptionDescription
 from braid.broker.admin.route import (
     MAX_NUMBER,
     NO_CONTENT,

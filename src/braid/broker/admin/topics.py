@@ -13,13 +13,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from braid.broker.admin.call import AdminCall, CallId, OnTopic, anybody, on_topic, who_knows_the_topic
-from braid.broker.admin.results import (
-    StorageLocation,
-    TopicDescription,
-    TopicStatistics,
-    some_names,
-)
+from braid.broker.admin.call import AdminCall, CallId, OnTopic, anybody, on_topic, some_names, who_knows_the_topic
+from braid.broker.admin.results.topics import StorageLocation, TopicDescription, TopicStatistics
 from braid.broker.admin.route import (
     NO_CONTENT,
     TOPIC,

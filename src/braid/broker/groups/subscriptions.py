@@ -3,7 +3,7 @@
 A subscription exists when its key exists. Creating a subscription stores a cursor on every segment first and the key
 last, so an existing subscription never lacks a cursor and skips nothing (I5). Deleting a subscription removes the key
 first. A crash in between leaves cursors without a subscription. They would hold back retention, so each owner removes
-those of its own segments (`sweep`).
+those of its own segments (cursor_sweep.py).
 
 On one broker, changes of a subscription take turns. Between brokers the store decides:
 
@@ -43,18 +43,15 @@ from braid.broker.segments.segment_access import (
     FindPositions,
     FindUnsettled,
     GetProgress,
-    OwnedSegments,
     PlaceCursor,
     RemoveCursor,
     SegmentAccess,
     SegmentAccesses,
-    follow_cursor,
 )
 from braid.broker.topics import Topics
 from braid.metadata import paths
 from braid.metadata.store import Compare, Delete, Entry, Put, Store
 from braid.model.errors import (
-    BraidError,
     InvalidArgument,
     LogDamaged,
     MetadataUncertain,
@@ -75,7 +72,7 @@ from braid.model.stored_record import decode, encode
 from braid.model.subscription import DEFAULT_QUEUE, Cursor, Placing, QueuePolicies, Subscription, SubscriptionKind
 from braid.model.topic import Topic
 from braid.ports.clock import Clock
-from braid.ports.tasks import all_of, cancel
+from braid.ports.tasks import all_of
 from braid.wire.operations import SegmentPositions
 
 EVERYTHING: Final = 1 << 53
@@ -85,8 +82,6 @@ LATEST: Final = "latest"
 MAX_TRIES: Final = 5
 RETRY_S: Final = 0.05
 """How long a creation waits for the view of the topic to catch up."""
-SWEEP_AGAIN_S: Final = 1.0
-"""How long a sweep waits that failed, before it begins again: children of a transition get their cursors by it."""
 REMOVE_PATIENCE_S: Final = 2.0
 """How long a deletion waits for each segment. If it does not reach a segment, the owner sweeps the cursor."""
 
@@ -125,24 +120,19 @@ class Subscriptions:
         self,
         store: Store,
         topics: Topics,
-        segments: OwnedSegments,
         accesses: SegmentAccesses,
         clock: Clock,
         random: Random,
         without_queues: Callable[[], Sequence[str]] = list,
     ) -> None:
-        """`segments` are this broker's own, which it sweeps; `accesses` reach the segments of all brokers.
-        `without_queues` names the brokers that do not know queues."""
+        """`accesses` reach the segments of all brokers. `without_queues` names the brokers that do not know queues."""
         self._without_queues = without_queues
         self._store = store
         self._topics = topics
-        self._segments = segments
         self._accesses = accesses
         self._clock = clock
         self._random = random
         self._locks = KeyedLocks()
-        self._to_sweep: dict[str, None] = {}
-        self._sweeping: asyncio.Task[None] | None = None
 
     async def ensure(
         self, topic: TopicName, name: str, *, kind: SubscriptionKind, start: str, create: bool
@@ -150,7 +140,7 @@ class Subscriptions:
         """Return the subscription, and whether this call created it. `SubscriptionNotFound` if it does not exist and
         `create` is false, `SubscriptionKindConflict` if it exists as another kind."""
         _check_start(check_name("subscription", name), start)
-        async with self._lock(topic, name):
+        async with self.lock(topic, name):
             entry = await self._read(topic, name)
             if entry is None:
                 if not create:
@@ -179,7 +169,7 @@ class Subscriptions:
         exists."""
         queue.check()
         _check_start(check_name("subscription", name), start)
-        async with self._lock(topic, name):
+        async with self.lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None:
                 found, created = _read(entry), False
@@ -198,7 +188,7 @@ class Subscriptions:
     async def list(self, topic: TopicName) -> dict[str, Subscription | RecordUnreadable]:
         """The subscriptions of a topic by name; for one whose record cannot be read, the reason."""
         self._topics.get(topic.path)
-        return await self._list(topic.path)
+        return await self.stored(topic.path)
 
     async def list_until_created(self, topic: TopicName) -> tuple[set[str], Compare]:
         """The names of a topic's subscriptions, and a condition that holds until another one is created."""
@@ -215,7 +205,7 @@ class Subscriptions:
     async def delete(self, topic: TopicName, name: str, subscription_id: int | None = None) -> None:
         """Delete a subscription and close its channels. The next deletion, or the sweep, finishes an interrupted one. A
         subscription that has another id than `subscription_id` stays: `SubscriptionNotFound`."""
-        async with self._lock(topic, name):
+        async with self.lock(topic, name):
             entry = await self._read(topic, name)
             if entry is not None and subscription_id not in (None, _id_of(entry)):
                 raise _not_found(topic, name)
@@ -247,7 +237,7 @@ class Subscriptions:
         entry = await self._read(topic, name)
         if entry is None:
             raise _not_found(topic, name)
-        if not _is_queue(entry):
+        if not is_queue_record(entry):
             raise SubscriptionKindConflict(
                 f"subscription {name} of {topic} is a stream: it has no messages that are settled one by one"
             )
@@ -322,52 +312,6 @@ class Subscriptions:
     ) -> dict[SegmentId, Offset]:
         """Leave out everything that waits now."""
         return await self._seek(topic, name, None, _from_the_cursor, request, skip=EVERYTHING)
-
-    async def sweep(self, path: str | None = None) -> int:
-        """Make the cursors of this broker's segments, of one topic or all, fit the subscriptions that exist. Cursors
-        that a creation or deletion has left, because it was interrupted or did not reach the segment, are removed;
-        return how many. A subscription may lack its cursor: a sweep removed the cursor during the creation, and the
-        creating broker ended before it looked again. It gets a cursor at the earliest record: it may see some records
-        twice, but skips none (I5)."""
-        removed = 0
-        for each in self._topics.all() if path is None else [path]:
-            segments = self._segments.of_topic(each)
-            known = await self._list(each) if segments else {}
-            for segment in segments:
-                for name in sorted(segment.cursors.all().keys() ^ known.keys()):
-                    async with self._lock(segment.name.topic, name):
-                        entry = await self._store.get(paths.subscription(each, name))
-                        if entry is None:
-                            removed += await segment.cursors.remove(name)
-                            await segment.queues.remove(name)
-                        else:
-                            queue = _is_queue(entry)
-                            placing = Placing(name, segment.earliest, only_if_absent=True, queue=queue)
-                            await segment.cursors.place(placing)
-                            await follow_cursor(segment, name)
-        return removed
-
-    def sweep_later(self, path: str) -> None:
-        """Sweep a topic in the background. Called when a segment of the topic is opened here: its last owner may have
-        missed a deletion."""
-        self._to_sweep[path] = None
-        if self._sweeping is None:
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_all(), name="sweep cursors")
-
-    async def _sweep_all(self) -> None:
-        while self._to_sweep:
-            path, _ = self._to_sweep.popitem()
-            try:
-                await self.sweep(path)
-            except BraidError as error:
-                _log.warning("cursors of topic %s may not fit its subscriptions yet: %s", path, error)
-                self._to_sweep[path] = None
-                await asyncio.sleep(SWEEP_AGAIN_S)
-        self._sweeping = None
-
-    async def stop(self) -> None:
-        if self._sweeping is not None:
-            await cancel([self._sweeping])
 
     async def _create(
         self,
@@ -465,7 +409,7 @@ class Subscriptions:
         first, so that no record of a descendant comes before theirs (broker/groups/order_gate.py)."""
         request = request or SeekRequest()
         request_id = request.id or RequestId(random_id(self._random))
-        async with self._lock(topic, name):
+        async with self.lock(topic, name):
             if request.subscription_id not in (None, (await self.get(topic, name)).id):
                 raise _not_found(topic, name)
             await self._topics.stored(topic.path)  # The view may not show the newest segments yet.
@@ -518,7 +462,8 @@ class Subscriptions:
         self._topics.get(topic.path)
         return await self._store.get(paths.subscription(topic.path, name))
 
-    async def _list(self, path: str) -> dict[str, Subscription | RecordUnreadable]:
+    async def stored(self, path: str) -> dict[str, Subscription | RecordUnreadable]:
+        """The subscriptions that the store has, by name; the topic may be gone."""
         listing = await self._store.list(paths.subscriptions_prefix(path))
         found: dict[str, Subscription | RecordUnreadable] = {}
         for entry in listing.entries:
@@ -529,7 +474,7 @@ class Subscriptions:
                     found[name] = error
         return found
 
-    def _lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
+    def lock(self, topic: TopicName, name: str) -> AbstractAsyncContextManager[None]:
         """One change of a subscription at a time."""
         return self._locks.of(paths.subscription(topic.path, name))
 
@@ -570,7 +515,7 @@ def _id_of(entry: Entry) -> int:
         return crc32(entry.value) | 1
 
 
-def _is_queue(entry: Entry) -> bool:
+def is_queue_record(entry: Entry) -> bool:
     """Whether this is the record of a queue. One that cannot be read is not, as far as can be known."""
     try:
         return _read(entry).kind is SubscriptionKind.QUEUE

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from braid.broker.config import BrokerConfig
 from braid.broker.groups.controllers import NO_LEASE, Controllers
+from braid.broker.groups.cursor_sweep import CursorSweep
 from braid.broker.groups.groups import Groups
 from braid.broker.groups.order_gate import OrderGate
 from braid.broker.groups.subscriptions import Subscriptions
@@ -36,13 +37,13 @@ class GroupHost:
         self.subscriptions = Subscriptions(
             resources.store,
             cluster.topics,
-            host.segments,
             host.accesses,
             resources.clock,
             resources.random,
             without_queues=lambda: without_feature(cluster.members.brokers.all(), QUEUES),
         )
-        host.segments.on_open.append(self.subscriptions.sweep_later)
+        self.cursor_sweep = CursorSweep(resources.store, cluster.topics, host.segments, self.subscriptions)
+        host.segments.on_open.append(self.cursor_sweep.sweep_later)
         self.transitions = Transitions(
             cluster.topics,
             cluster.owners,
@@ -100,5 +101,5 @@ class GroupHost:
         await self.auto_scaling.stop()
         await self.finalizing.stop()
         await self.transitions.stop()
-        await self.subscriptions.stop()
+        await self.cursor_sweep.stop()
         await self.groups.close()

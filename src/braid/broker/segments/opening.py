@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
+from braid.broker.cursors.cursors import Cursors
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.queues.evidence import gather
 from braid.broker.queues.segment_queues import SegmentQueues
@@ -25,7 +26,6 @@ from braid.broker.replicas.copies import ReplicaCopies
 from braid.broker.replicas.queue_copies import QUEUE_READ
 from braid.broker.replicas.replication import Replication
 from braid.broker.segment_folders import own_folder
-from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.owned_segment import OwnedSegment, SegmentRetention
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.segment_access import Ask

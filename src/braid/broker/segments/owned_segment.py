@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from braid.broker.cursors.cursors import Cursors
 from braid.broker.error_mapping import to_client
 from braid.broker.queues.segment_queues import SegmentQueues
 from braid.broker.replicas.replication import Replication
-from braid.broker.segments.cursors import Cursors
 from braid.broker.segments.delivery import DeliveryChannel
 from braid.broker.segments.publish import PublishQueue
 from braid.broker.segments.read_grants import ReadGrants

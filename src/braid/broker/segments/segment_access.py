@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from braid.broker.cursors.cursors import Cursors
 from braid.broker.error_mapping import to_client
 from braid.broker.peers.calls import Arguments, PeerCalls
 from braid.broker.queues.segment_queue import SegmentQueue
-from braid.broker.segments.cursors import Cursors
 from braid.cluster.members import Members
 from braid.cluster.owners import Owners
 from braid.model.errors import (

@@ -29,11 +29,12 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
+from braid.broker.cursors.cursors import Cursors
 from braid.broker.keyed_locks import KeyedLocks
 from braid.broker.metrics import BrokerMetrics
 from braid.broker.replicas.copies import ReplicaCopies
 from braid.broker.segment_folders import has_room, remove_segment, remove_topic
-from braid.broker.segments.cursors import Cursors
+from braid.broker.segments.endings import Endings, outlived
 from braid.broker.segments.handover import HandOver, MoveGivenUp
 from braid.broker.segments.opening import Opening, Replicate
 from braid.broker.segments.owned_segment import OwnedSegment
@@ -44,7 +45,7 @@ from braid.cluster.members import Members
 from braid.cluster.owners import Owners, SegmentKey
 from braid.cluster.ownership import owner_step
 from braid.cluster.ownership.move_request import move_progress
-from braid.cluster.ownership.owner_step import OwnerAction, TransitionRole
+from braid.cluster.ownership.owner_step import OwnerAction
 from braid.model.errors import (
     BraidError,
     DiskFull,
@@ -105,7 +106,7 @@ class Segments:
         self._hand_over = hand_over
         self.accesses: Final = SegmentAccesses(context.broker_id, self, owners, members, ask)
         """To the segments of all brokers."""
-        self._succession = Succession(context.broker_id, owners, self.accesses)
+        self._succession = Succession(context.broker_id, topics, owners, self.accesses)
         self._copies = copies
         self._opening = Opening(
             context,
@@ -128,7 +129,7 @@ class Segments:
         """The task that works on each segment."""
         self._leaving: set[Key] = set()
         """Segments that are drained, and not sealed yet."""
-        self._endings = TaskScope[OwnedSegment]()
+        self._endings = Endings(housekeeper)
         self._tried: dict[Key, asyncio.Event] = {}
         """Set when the first attempt to open a segment has ended."""
         self._pauses: dict[Key, tuple[Epoch, asyncio.Event]] = {}
@@ -260,7 +261,7 @@ class Segments:
             renewed=segment is not None and _is_renewed(segment, record, topic),
             busy=key in self._work,
             known=topic is not None and name.id in topic.segments,
-            role=self._role(name, topic, segment),
+            role=self._succession.role(name, topic, segment),
         )
         if segment is not None and segment.replication is not None and action is not OwnerAction.LET_GO:
             known = self._owners.known(name)
@@ -288,16 +289,6 @@ class Segments:
                 )
             case OwnerAction.NOT_OURS:
                 self._absent.pop(key, None)
-
-    def _role(self, name: SegmentName, topic: Topic | None, segment: OwnedSegment | None) -> TransitionRole:
-        inherited = segment is None or segment.inherited
-        if topic is None or (topic.transition is None and inherited):
-            return TransitionRole.NONE
-
-        def record_of(segment: SegmentId) -> Ownership | None:
-            return self._owners.find(SegmentName.of(name.topic, topic.segments[segment]))
-
-        return owner_step.transition_role(topic, name.id, record_of, inherited=inherited)
 
     def _is_ours(self, record: Ownership) -> bool:
         return record.owner == self._context.broker_id and record.is_owned
@@ -399,7 +390,7 @@ class Segments:
             await segment.stop_replication()
         except BaseException as error:
             reason = error if isinstance(error, BraidError) else NotServing(f"{segment.name} is being opened again")
-            await self._end(segment, reason, orderly=False)
+            await self._endings.end(segment, reason, orderly=False)
             raise
         finally:
             self._leaving.discard(key)
@@ -408,7 +399,7 @@ class Segments:
         """Close the segment; then it is opened again as its topic says now."""
         _log.info("%s is opened again, because the durability of its topic has changed", segment.name)
         self._withdraw(key, segment)
-        await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=True)
+        await self._endings.end(segment, NotServing(f"{segment.name} is being opened again"), orderly=True)
 
     def _withdraw(self, key: Key, segment: OwnedSegment) -> None:
         segment.stop_serving()
@@ -418,27 +409,7 @@ class Segments:
 
     async def _succeed(self, key: Key, segment: OwnedSegment) -> None:
         """End the log of a parent, or let a child inherit; until it is done, or is not this owner's to do."""
-        pause_s = REOPEN_FIRST_S
-        while self._served.get(key) is segment and segment.storage.log.failure is None:
-            topic = self._topics.find(key[0])
-            role = self._role(segment.name, topic, segment)
-            if topic is None or role is TransitionRole.NONE:
-                break
-            try:
-                if role is TransitionRole.PARENT:
-                    await self._succession.end_log(segment)
-                else:
-                    await self._succession.inherit(segment, topic)
-                    if segment.replication is not None:
-                        segment.replication.on_inherited()
-                    segment.follow_layout(self._topics.find(key[0]))
-            except Fenced as error:
-                _log.warning("%s does not go on with its transition here: %s", segment.name, error)
-                break
-            except BraidError as error:
-                _log.info("%s goes on with its transition in a moment: %s", segment.name, error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, REOPEN_MAX_S)
+        await self._succession.go_on(segment, lambda: self._served.get(key) is segment)
 
     # Failing.
 
@@ -453,7 +424,7 @@ class Segments:
             self._withdraw(key, segment)
             self._absent[key] = error
             reason = NotServing(f"{segment.name} is being opened again")
-            self._begin(key, _wait_for(self._ending(segment, reason, orderly=False)), f"abandon {segment.name}")
+            self._begin(key, outlived(self._endings.begin(segment, reason, orderly=False)), f"abandon {segment.name}")
         else:
             self._begin(key, self._abandon(key, segment, error), f"abandon {segment.name}")
 
@@ -464,7 +435,7 @@ class Segments:
             return  # Another owner got it meanwhile, and `_let_go` has ended it; or it is to move.
         self._withdraw(key, segment)
         self._absent[key] = error
-        await self._end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
+        await self._endings.end(segment, NotServing(f"{segment.name} is being opened again"), orderly=False)
 
     async def _room(self, segment: OwnedSegment) -> bool:
         """Return True when the disk has room again, False when the segment is to move."""
@@ -487,54 +458,20 @@ class Segments:
         _log.error("%s is not served here any more: %s", segment.name, error)
         self._withdraw(key, segment)
         segment.fail_channels(error)
-        ending = self._ending(segment, error, orderly=False)
+        ending = self._endings.begin(segment, error, orderly=False)
         if key not in self._work:  # Otherwise another task, a move or a wait for room, comes to its own end.
-            self._begin(key, _wait_for(ending), f"let go {segment.name}")
+            self._begin(key, outlived(ending), f"let go {segment.name}")
 
     # Ending.
-
-    async def _end(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> None:
-        await _wait_for(self._ending(segment, reason, orderly=orderly))
-
-    def _ending(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> asyncio.Task[None]:
-        """Start the task that ends a segment that is not served here any more. The task is not cancelled with its
-        caller: nothing else knows the segment, and its folder would stay locked for ever."""
-        task = self._endings.get(segment)
-        if task is None:
-            work = self._bring_to_end(segment, reason, orderly=orderly)
-            task = self._endings.start(segment, work, name=f"end {segment.name}")
-        return task
-
-    async def _bring_to_end(self, segment: OwnedSegment, reason: BraidError, *, orderly: bool) -> None:
-        segment.stop_serving()
-        self._housekeeper.remove(segment.storage)
-        segment.fail_channels(reason)
-        try:
-            await segment.store_cursors(handing_over=False)
-        except BraidError as error:
-            _log.warning("cursors of %s are not stored, so consumers go back a little: %s", segment.name, error)
-        finally:
-            await segment.stop_replication()
-            await self._close_storage(segment, orderly=orderly)
-
-    async def _close_storage(self, segment: OwnedSegment, *, orderly: bool) -> None:
-        """Close the storage in order, if that is possible. Its folder must be free afterwards in any case."""
-        if orderly:
-            try:
-                await segment.storage.close()
-                return
-            except BraidError as error:  # The lease is over, or the disk fails.
-                _log.warning("%s could not be closed in order: %s", segment.name, error)
-        await segment.storage.abandon()
 
     async def abandon_all(self, reason: BraidError) -> None:
         """Abandon all segments, because the broker has lost its lease. `start` begins anew."""
         self._stopped = True
         segments, self._served = list(self._served.values()), {}
         # Begun before the first wait: a stop of the broker may cancel this call.
-        endings = [self._ending(segment, reason, orderly=False) for segment in segments]
+        endings = [self._endings.begin(segment, reason, orderly=False) for segment in segments]
         await self._cancel_work()
-        await all_of(map(_wait_for, endings))
+        await all_of(map(outlived, endings))
 
     async def _cancel_work(self, *, but: Collection[Key] = ()) -> None:
         tasks = [task for key, task in self._work.items() if key not in but]
@@ -584,14 +521,15 @@ class Segments:
         await self._opening.stop()
         await self._cancel_work()
         segments, self._served = list(self._served.values()), {}
-        ending = (self._end(segment, ShuttingDown("the broker is stopping"), orderly=True) for segment in segments)
-        for outcome in await asyncio.gather(*ending, return_exceptions=True):
+        stopping = ShuttingDown("the broker is stopping")
+        endings = (self._endings.end(segment, stopping, orderly=True) for segment in segments)
+        for outcome in await asyncio.gather(*endings, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 _log.error("a segment did not close in order: %s", outcome)
 
     async def ended(self, name: SegmentName) -> None:
         """Return when this broker has let go of a segment that is another broker's. `NotServing` if it still has it."""
-        await join([task for segment, task in self._endings.items() if segment.name == name])
+        await self._endings.ended(name)
         if (name.topic.path, name.id) in self._served:
             raise NotServing(f"broker {self._context.broker_id} has not let go of {name} yet")
 
@@ -603,8 +541,8 @@ class Segments:
             await cancel([task])
         self._absent.pop(key, None)
         if (segment := self._served.pop(key, None)) is not None:
-            await self._end(segment, SegmentNotFound(f"{name} is gone"), orderly=False)
-        await join([task for ending, task in self._endings.items() if ending.name == name])
+            await self._endings.end(segment, SegmentNotFound(f"{name} is gone"), orderly=False)
+        await self._endings.ended(name)
         await remove_segment(self._context, name)
 
     async def drop_topic(self, name: TopicName) -> None:
@@ -620,21 +558,16 @@ class Segments:
             async with self._slots:
                 self._absent.pop(key, None)
                 if (segment := self._served.pop(key, None)) is not None:
-                    await self._end(segment, gone, orderly=False)
+                    await self._endings.end(segment, gone, orderly=False)
 
         working = {key: task for key, task in self._work.items() if key[0] == name.path}
         keys = working.keys() | {key for key in self._served if key[0] == name.path}
         await cancel(working.values())
         await all_of(end(key) for key in sorted(keys))
         await self._copies.drop_topic(name.path)
-        await join([task for segment, task in self._endings.items() if segment.name.topic == name])
+        await self._endings.ended_of_topic(name)
         await remove_topic(self._context, name)
         self._metrics.topics.pop(name.path, None)
-
-
-async def _wait_for(task: asyncio.Task[None]) -> None:
-    """Wait for a task that goes on if the waiting is cancelled."""
-    await asyncio.shield(task)
 
 
 def _is_renewed(segment: OwnedSegment, record: Ownership | None, topic: Topic | None) -> bool:

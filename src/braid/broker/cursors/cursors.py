@@ -16,21 +16,15 @@ store's revision and each costs a write, so no placement ever comes back, not ev
 and created again.
 
 When the log has ended and nothing of it is left for a subscription, a **drained** mark stands beside the cursor: the
-controller reads the mark, and gives out the segment's children. A mark is put in the transaction that stores the cursor
-at the end, and deleted in the transaction that sets it back, so no cursor is ever read with the mark of another place.
-The last ack of an ended log, and the end of a log that a subscription has consumed, are stored immediately.
+controller reads the mark, and gives out the segment's children. The last ack of an ended log, and the end of a log that
+a subscription has consumed, are stored immediately.
 
 A seek may come twice, or late, after other seeks: a client repeats a call whose answer was lost, and a broker that
 stood still goes on with a call that its client has given up. So a call names itself, and the placement that its client
 knew when it began. A cursor that the call has placed is not placed again, and a cursor that another call has placed
 since then stays where it is.
 
-Every write is one transaction under two kinds of conditions: that this owner still owns the segment (I3), and that each
-cursor is as this owner last saw it. The second condition makes a delayed write harmless, even if its reply was lost.
-When a transaction fails or its outcome is unknown, everything is read back, and what is still missing is written again.
-All writes take turns. The fence is the owner and epoch of the ownership record, not its revision, which also rises when
-the same owner's state changes. `on_fenced` is called when another owner has the segment, which must then not be served
-any more.
+All writes take turns. How they are fenced and repeated stands in stored_cursors.py.
 """
 
 from __future__ import annotations
@@ -38,55 +32,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from braid.broker.config import CursorConfig
+from braid.broker.cursors.stored_cursors import CursorPlace, StoredCursors
 from braid.metadata import paths
-from braid.metadata.store import MAX_TXN_OPERATIONS, Compare, Delete, Entry, Put, Store
-from braid.model.errors import (
-    ConditionFailed,
-    Fenced,
-    InvalidArgument,
-    MetadataError,
-    MetadataUncertain,
-    SubscriptionNotFound,
-)
+from braid.metadata.store import Compare, Store
+from braid.model.errors import ConditionFailed, Fenced, InvalidArgument, MetadataError, SubscriptionNotFound
 from braid.model.ids import NO_REQUEST, Epoch, Offset, RequestId, Revision
 from braid.model.names import SegmentName
-from braid.model.ownership import Ownership
 from braid.model.queue.events import QueueSnapshot, pack_state
-from braid.model.stored_record import decode, encode
-from braid.model.subscription import Cursor, Drained, Placing
+from braid.model.subscription import Placing
 from braid.ports.tasks import end
 
 log = logging.getLogger(__name__)
 
-MAX_CURSORS_PER_TXN: Final = MAX_TXN_OPERATIONS // 2
-"""Each cursor costs an operation, another one for its mark, and a condition."""
-MAX_TRIES: Final = 5
 RETRY_S: Final = 1.0
 """How long the background flush waits after the store did not answer."""
-
-
-class _Place(NamedTuple):
-    offset: Offset
-    placement: int
-    placed_by: RequestId
-    moved_at: int
-    drained: bool
-    queue: bool
-    state: bytes
-
-
-class _Stored(NamedTuple):
-    place: _Place
-    revision: Revision
-    unknown: str | UnsetType
-    """The fields of the record that this build does not know (model/stored_record.py)."""
 
 
 class Cursors:
@@ -109,17 +73,12 @@ class Cursors:
         the time, µs since 1970. `on_fenced` is called once, when the store shows that the segment has another owner, or
         none."""
         self.name = name
-        self._store = store
-        self._epoch = epoch
-        self._ownership = ownership
         self._now_us = now_us
         self._durable_end = durable_end
         self._end = end or durable_end
         self._drained = drained
-        self._on_fenced = on_fenced
         self._config = config
-        self._owner = ""
-        """The owner of this epoch, which has only one: known when the ownership record was read."""
+        self._stored = StoredCursors(store, name, epoch, ownership, self._end, on_fenced)
         self._offsets: dict[str, Offset] = {}
         self._placements: dict[str, int] = {}
         self._placed_by: dict[str, RequestId] = {}
@@ -128,9 +87,6 @@ class Cursors:
         """The subscriptions that are queues."""
         self._states: dict[str, bytes] = {}
         """By subscription: the state of a queue as the store has it, or is to have it."""
-        self._last_placement = 0
-        """The highest that any cursor of the segment has had."""
-        self._stored: dict[str, _Stored] = {}
         self._dirty: dict[str, None] = {}
         """Subscriptions whose position in memory is not the one in the store."""
         self._unsure: dict[str, None] = {}
@@ -143,7 +99,6 @@ class Cursors:
         """Set while anything is dirty."""
         self._urgent = asyncio.Event()
         """Set when the flush does not wait for its time: so many acks came, or a subscription has drained the log."""
-        self._fenced: Fenced | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def load(self, *, lossy: bool = False) -> None:
@@ -152,10 +107,10 @@ class Cursors:
         consumers have seen: every cursor gets a new placement where it stands. That is stored before new records can
         take the lost offsets. Drained marks are made right: the last owner may have ended the log and died."""
         async with self._lock:
-            await self._read_back()
+            await self._stored.read_back()
             end = self._durable_end()
-            placed: dict[str, _Place] = {}
-            for subscription, (place, *_) in self._stored.items():
+            placed: dict[str, CursorPlace] = {}
+            for subscription, place in self._stored.places().items():
                 if place.offset > end:
                     log.warning(
                         "the cursor of subscription %s stands at offset %d of %s, which ends at %d: records that were "
@@ -163,7 +118,7 @@ class Cursors:
                         subscription, place.offset, self.name, end,
                     )  # fmt: skip
                 if lossy or place.offset > end:
-                    offset, placement = min(place.offset, end), self._last_placement + 1
+                    offset, placement = min(place.offset, end), self._stored.last_placement + 1
                     placed[subscription] = place._replace(
                         offset=offset,
                         placement=placement,
@@ -174,15 +129,16 @@ class Cursors:
                 elif place.drained != self._drained(place.offset):
                     placed[subscription] = place._replace(drained=not place.drained)
             if placed:
-                await self._write(placed)
-                self._last_placement += 1
-            self._offsets = {name: stored.place.offset for name, stored in self._stored.items()}
-            self._placements = {name: stored.place.placement for name, stored in self._stored.items()}
-            self._placed_by = {name: stored.place.placed_by for name, stored in self._stored.items()}
-            self._moved_at = {name: stored.place.moved_at or self._now_us() for name, stored in self._stored.items()}
-            self._queues = {name for name, stored in self._stored.items() if stored.place.queue}
-            self._states = {name: stored.place.state for name, stored in self._stored.items() if stored.place.state}
-            self._settle([*self._stored])  # A cursor of an earlier version is stored again, with the time.
+                await self._stored.write(placed)
+                self._stored.last_placement += 1
+            places = self._stored.places()
+            self._offsets = {name: place.offset for name, place in places.items()}
+            self._placements = {name: place.placement for name, place in places.items()}
+            self._placed_by = {name: place.placed_by for name, place in places.items()}
+            self._moved_at = {name: place.moved_at or self._now_us() for name, place in places.items()}
+            self._queues = {name for name, place in places.items() if place.queue}
+            self._states = {name: place.state for name, place in places.items() if place.state}
+            self._settle([*places])  # A cursor of an earlier version is stored again, with the time.
 
     def offset(self, subscription: str) -> Offset | None:
         return self._offsets.get(subscription)
@@ -193,8 +149,7 @@ class Cursors:
 
     def stored_at(self, subscription: str) -> Revision:
         """The revision at which the store's cursor was written; 0 if it has none."""
-        stored = self._stored.get(subscription)
-        return stored.revision if stored is not None else Revision(0)
+        return self._stored.revision(subscription)
 
     def all(self) -> dict[str, Offset]:
         return dict(self._offsets)
@@ -211,7 +166,7 @@ class Cursors:
 
     def is_stored_drained(self, subscription: str) -> bool:
         """Tell whether the store says that nothing of the segment is left for a subscription."""
-        stored = self._stored_place(subscription)
+        stored = self._stored.place(subscription)
         return stored is not None and stored.drained and stored.offset >= self._offsets.get(subscription, 0)
 
     def forget_state(self, subscription: str) -> None:
@@ -230,8 +185,8 @@ class Cursors:
         `moved_since`, only of the subscriptions that have moved since that time."""
         return min(
             (
-                stored.place.offset
-                for name, stored in self._stored.items()
+                place.offset
+                for name, place in self._stored.places().items()
                 if moved_since is None or self.moved_at(name) >= moved_since
             ),
             default=None,
@@ -243,21 +198,21 @@ class Cursors:
         for subscription, offset in self._offsets.items():
             if offset >= self._end():
                 self._moved_at[subscription] = self._now_us()
-                stored = self._stored_place(subscription)
+                stored = self._stored.place(subscription)
                 if stored is not None and stored.moved_at < stored_before:
                     self._note_dirty(subscription)
 
     def note_drained(self) -> None:
         """Store the marks that are missing now: the log has ended, or retention has deleted the rest of it."""
         for subscription, offset in self._offsets.items():
-            stored = self._stored_place(subscription)
+            stored = self._stored.place(subscription)
             if self._drained(offset) and (stored is None or not stored.drained):
                 self._note_dirty(subscription)
                 self._urgent.set()
 
     def advance(self, subscription: str, offset: Offset) -> bool:
         """Take an ack: everything below `offset` is consumed. Return False if it was consumed before."""
-        self._check_owner()
+        self._stored.check_owner()
         known = self._offsets.get(subscription)
         if known is None:
             raise self._not_found(subscription)
@@ -302,8 +257,8 @@ class Cursors:
         that one in the store has seen the latest."""
         known = {self.placement(subscription)}
         if subscription in self._unsure:
-            await self._read_back()
-            if (stored := self._stored_place(subscription)) is not None:
+            await self._stored.read_back()
+            if (stored := self._stored.place(subscription)) is not None:
                 known.add(stored.placement)
         return known
 
@@ -331,13 +286,13 @@ class Cursors:
         unless: str | None = None,
         state: QueueSnapshot | None = None,
     ) -> bool:
-        placement, moved_at = self._last_placement + 1, self._now_us()
+        placement, moved_at = self._stored.last_placement + 1, self._now_us()
         at = min(offset, self._durable_end())
         # Of no epoch: this owner goes on, so a vote must not take the state for the last one.
         packed = pack_state(replace(state, placement=placement), 0) if state is not None else b""
-        place = _Place(at, placement, placed_by, moved_at, self._drained(at), queue, packed)
+        place = CursorPlace(at, placement, placed_by, moved_at, self._drained(at), queue, packed)
         try:
-            written = await self._write({subscription: place}, unless=unless)
+            written = await self._stored.write({subscription: place}, unless=unless)
         except MetadataError:
             if subscription in self._offsets:  # The new place may be stored: store the old one, which counts, again.
                 self._unsure[subscription] = None
@@ -346,7 +301,7 @@ class Cursors:
         if not written:
             return False
         # From here to the caller nothing yields to the loop: no old ack comes before the caller closes the channels.
-        self._last_placement = placement
+        self._stored.last_placement = placement
         self._offsets[subscription] = offset
         self._placements[subscription] = placement
         self._placed_by[subscription] = placed_by
@@ -362,7 +317,7 @@ class Cursors:
         """Remove the cursor of a subscription that was deleted, or never created. Removing a missing cursor is fine.
         Return False while the subscription exists: it keeps its cursor."""
         async with self._lock:
-            if subscription in self._stored and not await self._write(
+            if subscription in self._stored and not await self._stored.write(
                 {subscription: None}, unless=self._subscription(subscription)
             ):
                 return False
@@ -381,17 +336,19 @@ class Cursors:
         """Store all cursors, or the one that is named, as far as the log is synced. Cursors beyond the synced end stay
         dirty."""
         async with self._lock:
-            self._check_owner()
+            self._stored.check_owner()
             names = [*self._dirty] if subscription is None else [name for name in self._dirty if name == subscription]
             if subscription is None:
                 self._acks = 0
                 self._urgent.clear()
             if not self._unsure.keys().isdisjoint(names):
-                await self._read_back()
+                await self._stored.read_back()
             durable_end = self._durable_end()
             places = {name: self._place_up_to(durable_end, name) for name in names}
             # A cursor that only waits for the log to sync is stored already, as far as it can be.
-            await self._write({name: place for name, place in places.items() if self._stored_place(name) != place})
+            await self._stored.write(
+                {name: place for name, place in places.items() if self._stored.place(name) != place}
+            )
             self._settle(names)
 
     def start(self) -> None:
@@ -408,7 +365,7 @@ class Cursors:
             if subscription in self._queues:
                 self._states[subscription] = state
                 self._note_dirty(subscription)
-        if self._fenced is None:
+        if not self._stored.fenced:
             await self.flush()
 
     async def _flush_when_due(self) -> None:
@@ -423,10 +380,10 @@ class Cursors:
                 log.warning("cursors of %s cannot be stored, trying again: %s", self.name, error)
                 await asyncio.sleep(RETRY_S)
 
-    def _place_up_to(self, end: Offset, subscription: str) -> _Place:
+    def _place_up_to(self, end: Offset, subscription: str) -> CursorPlace:
         """The place of the cursor in memory, but not beyond `end`."""
         offset = min(self._offsets[subscription], end)
-        return _Place(
+        return CursorPlace(
             offset,
             self._placements[subscription],
             self._placed_by[subscription],
@@ -436,10 +393,6 @@ class Cursors:
             self._states.get(subscription, b""),
         )
 
-    def _stored_place(self, subscription: str) -> _Place | None:
-        stored = self._stored.get(subscription)
-        return stored.place if stored is not None else None
-
     def _note_dirty(self, subscription: str) -> None:
         self._dirty[subscription] = None
         self._work.set()
@@ -448,7 +401,7 @@ class Cursors:
         """Note that these were written. They stay dirty only if they have moved since, or if the log is not synced so
         far."""
         for subscription in subscriptions:
-            if self._stored_place(subscription) == self._place_up_to(self._offsets[subscription], subscription):
+            if self._stored.place(subscription) == self._place_up_to(self._offsets[subscription], subscription):
                 self._dirty.pop(subscription, None)
                 self._unsure.pop(subscription, None)
             else:
@@ -457,10 +410,6 @@ class Cursors:
             self._work.set()
         else:
             self._work.clear()
-
-    def _check_owner(self) -> None:
-        if self._fenced is not None:
-            raise self._fenced.again()
 
     def _check_place(self, subscription: str, offset: Offset) -> None:
         if not 0 <= offset <= self._end():
@@ -472,131 +421,8 @@ class Cursors:
     def _not_found(self, subscription: str) -> SubscriptionNotFound:
         return SubscriptionNotFound(f"{self.name} has no subscription {subscription}; it may have been deleted")
 
-    # The store.
-
-    def _key(self, subscription: str) -> str:
-        return paths.cursor(self.name.topic.path, self.name.descriptor, subscription)
-
     def _subscription(self, subscription: str) -> str:
         return paths.subscription(self.name.topic.path, subscription)
-
-    async def _write(self, places: Mapping[str, _Place | None], *, unless: str | None = None) -> bool:
-        """Store these cursors; None removes a cursor. The caller holds the lock. If the key `unless` exists, nothing is
-        stored and the answer is False."""
-        with_states = {name: place for name, place in places.items() if place is not None and place.state}
-        for name, place in with_states.items():  # They may be long: one at a time.
-            if not await self._write_some({name: place}, unless):
-                return False
-        left = iter((name, place) for name, place in places.items() if name not in with_states)
-        while some := dict(islice(left, MAX_CURSORS_PER_TXN)):
-            if not await self._write_some(some, unless):
-                return False
-        return True
-
-    async def _write_some(self, places: Mapping[str, _Place | None], unless: str | None) -> bool:
-        for _ in range(MAX_TRIES):
-            self._check_owner()
-            conditions = [self._ownership]
-            if unless is not None:
-                conditions.append(Compare(unless, Revision(0)))
-            operations: list[Put | Delete] = []
-            for subscription, place in places.items():
-                key = self._key(subscription)
-                stored = self._stored.get(subscription)
-                conditions.append(Compare(key, stored.revision if stored is not None else Revision(0)))
-                operations.append(Delete(key) if place is None else Put(key, self._encoded(place, stored)))
-                operations += self._marking(subscription, place, stored)
-            try:
-                result = await self._store.txn(conditions, operations)
-            except MetadataUncertain:
-                result = None
-            if result is not None and result.succeeded:
-                for subscription, place in places.items():
-                    self._note_stored(subscription, place, result.revision)
-                return True
-            try:
-                await self._read_back()
-            except MetadataError as error:
-                if result is None:
-                    raise MetadataUncertain(f"it is not known whether cursors of {self.name} were stored") from error
-                raise
-            if all(self._stored_place(subscription) == place for subscription, place in places.items()):
-                return True
-            if unless is not None and await self._store.get(unless) is not None:
-                return False
-        raise MetadataUncertain(f"cursors of {self.name} could not be written and read back; try again")
-
-    def _encoded(self, place: _Place, stored: _Stored | None) -> bytes:
-        offset, placement, placed_by, moved_at, _, queue, state = place
-        cursor = Cursor(
-            offset=offset,
-            epoch=self._epoch,
-            placement=placement,
-            placed_by=placed_by,
-            moved_at=moved_at,
-            queue=queue,
-            state=state,
-            unknown=stored.unknown if stored is not None else UNSET,
-        )
-        return encode(cursor)
-
-    def _marking(self, subscription: str, place: _Place | None, stored: _Stored | None) -> list[Put | Delete]:
-        """Put or delete the drained mark, if it is to change. The condition on the cursor covers the mark: both change
-        together. A mark without a cursor is deleted."""
-        drained = place is not None and place.drained
-        if stored is not None and stored.place.drained == drained:
-            return []
-        key = paths.drained(self.name.topic.path, self.name.descriptor, subscription)
-        return [Put(key, encode(Drained(end=self._end()))) if drained else Delete(key)]
-
-    def _note_stored(self, subscription: str, place: _Place | None, revision: Revision) -> None:
-        if place is None:
-            self._stored.pop(subscription, None)
-        else:
-            before = self._stored.get(subscription)
-            unknown = before.unknown if before is not None else UNSET
-            self._stored[subscription] = _Stored(place, revision, unknown)
-
-    async def _read_back(self) -> None:
-        """Read what is stored. `Fenced`, for good, if the segment has another owner."""
-        # One listing: a cursor and its mark are read as one transaction has left them.
-        listing = await self._store.list(paths.segment_prefix(self.name.topic.path, self.name.descriptor))
-        drained = {found[2] for entry in listing.entries if (found := paths.drained_of(entry.key)) is not None}
-        self._check_ownership(await self._store.get(self._ownership.key))
-        self._stored = {}
-        for entry in listing.entries:
-            subscription = paths.subscription_of_cursor(entry.key)
-            if subscription is not None:
-                cursor = decode(Cursor, entry.value, f"the Cursor at {entry.key}")
-                place = _Place(
-                    cursor.offset,
-                    cursor.placement,
-                    cursor.placed_by,
-                    cursor.moved_at,
-                    subscription in drained,
-                    cursor.queue,
-                    cursor.state,
-                )
-                self._stored[subscription] = _Stored(place, entry.revision, cursor.unknown)
-                self._last_placement = max(self._last_placement, cursor.placement)
-        self._last_placement = max(self._last_placement, listing.revision)
-
-    def _check_ownership(self, entry: Entry | None) -> None:
-        """Compare this revision of the record from now on, if this owner and epoch still hold it; else `Fenced`."""
-        record = Ownership.from_json(entry.value) if entry is not None else None
-        if entry is not None and record is not None:
-            self._owner = self._owner or record.owner
-            if record.is_held_by(self._owner, self._epoch):
-                self._ownership = Compare(entry.key, entry.revision)
-                return
-        sealed = record is not None and (record.owner, record.epoch) == (self._owner, self._epoch)
-        now = "is sealed" if sealed else "has no owner any more"
-        if record is not None and not sealed:
-            now = f"has another owner now, {record.owner} in epoch {record.epoch}"
-        self._fenced = Fenced(f"cursors of {self.name} cannot be written in epoch {self._epoch}: the segment {now}")
-        if self._on_fenced is not None and not sealed:  # The owner knows what it has sealed itself.
-            self._on_fenced(self._fenced)
-        raise self._fenced.again()
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
