@@ -7,9 +7,21 @@ import asyncio
 
 import pytest
 
+from braid.model.errors import AckStale
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers
-from tests.kits.queues import kill_program, numbers, program, queue_at, queue_of, send, served, take, take_all
+from tests.kits.brokers import PATH, Brokers
+from tests.kits.queues import (
+    kill_program,
+    numbers,
+    program,
+    queue_at,
+    queue_of,
+    remaining,
+    send,
+    served,
+    take,
+    take_all,
+)
 from tests.kits.waiting import until
 
 AWAY = ("a", "b", "c")
@@ -106,8 +118,26 @@ async def test_an_owner_whose_lease_is_over_hands_out_nothing(simulation: Simula
         await send(client, [1])
         assert await consumer.receive(timeout=10) is None, "a lease has run out, and a message is new"
         holds = True
-        queue.pump()
         assert numbers(await take(consumer, 2)) == [0, 1]
+
+
+async def test_a_queue_goes_on_by_itself_when_the_lease_of_its_owner_was_renewed_late(simulation: Simulation) -> None:
+    """A process that was frozen may find its disk before the answer to its last renewal."""
+    async with (
+        queue_of(simulation, messages=2, ack_timeout_ms=1_000) as (brokers, client),
+        client.queue_consumer("orders", "work") as consumer,
+    ):
+        messages = await take(consumer, 2)
+        queue, holds = queue_at(brokers), True
+        queue._may_confirm = lambda: holds
+        holds = False
+        acking = asyncio.ensure_future(consumer.ack(messages[0]))
+        await until(lambda: queue.durable == queue.last_number > queue.confirmed.value)
+        assert await consumer.receive(timeout=10) is None, "the lease of a message has run out"
+        assert not acking.done()
+        holds = True
+        await asyncio.wait_for(acking, 1)
+        assert numbers(await take(consumer, 1)) == [1]
 
 
 # Channels that are refused, and answers that wait.
@@ -133,3 +163,67 @@ async def test_a_consumer_starts_when_a_broker_is_there_again(simulation: Simula
         await asyncio.sleep(5)
         await brokers.start("a")
         await starting
+
+
+async def test_a_flush_ends_when_its_answers_count_no_more(simulation: Simulation) -> None:
+    """They wait for a channel, and the next one says that the subscription was set to another place."""
+    async with (
+        queue_of(simulation, messages=1) as (brokers, client),
+        program(brokers, "worker") as worker_client,
+        worker_client.queue_consumer("orders", "work") as worker,
+    ):
+        (message,) = await take(worker, 1)
+        brokers.network.cut("worker", "a")
+        brokers.network.reset("worker", "a")
+        await until(lambda: not worker._feeds[0].is_attached)
+        worker.submit_ack(message)
+        flushing = asyncio.ensure_future(worker.flush())
+        await client.admin.seek("orders", "work", "earliest")
+        brokers.network.heal("worker")
+        with pytest.raises(AckStale):
+            await flushing
+        assert numbers(await take(worker, 1)) == [0]
+
+
+async def test_an_answer_about_a_drained_segment_does_not_wait(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=1, ack_timeout_ms=1_000) as (_, client):
+        slow = client.queue_consumer("orders", "work", name="slow")
+        (message,) = await take(slow, 1)
+        other = client.queue_consumer("orders", "work", name="other")
+        await other.ack((await take(other, 1))[0])
+        await client.admin.split("orders", 0)
+        await until(lambda: slow._feeds[0].is_drained)
+        await asyncio.wait_for(slow.ack(message), 1)
+        slow.submit_ack(message)
+        await asyncio.wait_for(slow.close(), 5)
+
+
+@pytest.mark.parametrize("event", ["cut", "split"])
+async def test_a_consumer_that_leaves_takes_nothing_on_channels_that_it_opens_meanwhile(
+    simulation: Simulation, event: str
+) -> None:
+    """Otherwise it is sent the same messages again and again, returns each, and never has nothing to say."""
+    async with (
+        queue_of(simulation, messages=5, ack_timeout_ms=2_000) as (brokers, client),
+        program(brokers, "worker") as worker_client,
+    ):
+        worker = worker_client.queue_consumer("orders", "work", prefetch=1)
+        (message,) = await take(worker, 1)
+        queue = queue_at(brokers)
+        agreed, queue._agreed = queue._agreed, lambda *_: 0
+        worker.submit_ack(message)
+        closing = asyncio.ensure_future(worker.close())
+        await until(lambda: worker.leaving)
+        if event == "cut":
+            brokers.network.reset("worker", "a")
+        else:
+            await client.admin.split("orders", 0)
+            await send(client, range(5, 12))
+            await until(lambda: len(worker._feeds) == 3)
+        await until(lambda: all(each.is_attached for each in worker._feeds.values()))
+        queue._agreed = agreed
+        queue.recount()
+        await asyncio.wait_for(closing, 10)
+        segments = brokers.running["a"].segments.of_topic(PATH)
+        assert sum(each.queues.get("work").counts().delivered for each in segments) < 10
+        assert await remaining(client) == list(range(1, 5 if event == "cut" else 12))

@@ -395,3 +395,38 @@ async def test_a_crash_after_the_last_ack_of_an_ended_segment_undoes_nothing(sim
             point.disarm()
             await served(brokers)
             assert not confirmed & set(numbers(await take_all(consumer)))
+
+
+# Journals that fail.
+
+
+async def test_a_queue_whose_journal_failed_during_a_move_goes_on_when_the_move_is_given_up(
+    simulation: Simulation,
+) -> None:
+    async with (
+        queue_of(simulation, AWAY, shared=False, messages=3) as (brokers, client),
+        client.queue_consumer("orders", "work") as consumer,
+    ):
+        messages = await take(consumer, 3)
+        source, queue = await served(brokers), queue_at(brokers)
+        target = next(each for each in AWAY if each != source)
+        asked = asyncio.Event()
+
+        async def never(*_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        brokers.running[target].front_door.peer_calls._handlers["list_history"] = (never, False)
+        moving = asyncio.ensure_future(brokers.move(0, target))
+        await asked.wait()
+        brokers.disks[source].faults = DiskFaults(sync_failure=1.0)
+        acking = asyncio.ensure_future(consumer.ack(messages[0]))
+        await until(lambda: queue.failure is not None)
+        brokers.disks[source].faults = DiskFaults()
+        brokers.kill(target)
+        await until(lambda: record_of(brokers).move is None)
+        await acking
+        assert queue_at(brokers) is not queue, "the segment was opened again"
+        moving.cancel()
+        await consumer.close()
+        assert await remaining(client) == [1, 2]

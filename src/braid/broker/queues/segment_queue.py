@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
 from braid.broker.queues.channel import QueueChannel
+from braid.broker.queues.queue_counts import QueueCounts
 from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed, NotServing
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
@@ -52,6 +53,8 @@ SHARED_TURN: Final = 32
 """How many messages one of several consumers gets before it is the next one's turn."""
 READ_AGAIN_S: Final = 1.0
 """After a read has failed."""
+LEASE_AGAIN_S: Final = 0.05
+"""How often a queue looks whether the lease of its broker was renewed after all."""
 MAX_ANSWERED: Final = 100_000
 """The most messages that one answer may tell of."""
 CHECKS: Final = 5
@@ -82,25 +85,6 @@ class QueueSettings(NamedTuple):
     ack_timeout_us: int
     max_deliveries: int
     """A message that was delivered so often is a dead letter. 0: it is delivered for ever."""
-
-
-class QueueCounts(NamedTuple):
-    """What operators see of a queue."""
-
-    ready: int
-    leased: int
-    delayed: int
-    oldest_us: int
-    """When the oldest message was written that is not settled: µs since 1970. 0: there is none, or it is not known."""
-    consumers: tuple[str, ...]
-    blocked: str
-    """Why no new messages are handed out; empty: they are."""
-    delivered: int
-    """Since the owner opened the segment, like the next two."""
-    redelivered: int
-    """Of these, messages that were delivered before."""
-    dead_lettered: int
-    """Dead letters that their consumers have settled: these are in the dead-letter topic."""
 
 
 class SegmentQueue:
@@ -167,6 +151,7 @@ class SegmentQueue:
         """Messages that were handed out as dead letters and are not settled."""
         self._delivered = self._redelivered = self._dead_lettered = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._is_being_placed = False
         self.on_events: list[Callable[[int, QueueEvents | QueueSnapshot], None]] = []
@@ -243,7 +228,10 @@ class SegmentQueue:
     def pump(self) -> None:
         """Hand out what can be handed out now. Nothing after the broker's lease: another owner may have confirmed acks
         since (I9)."""
-        if self._is_over or self._reading is not None or not self._may_confirm():
+        if self._is_over or self._reading is not None:
+            return
+        if not self._may_confirm():
+            self._wait_for_lease()
             return
         now = self._now()
         self._note_returned(self._state.expire(now))
@@ -318,6 +306,12 @@ class SegmentQueue:
     def last_number(self) -> int:
         return self._journal.last_number
 
+    @property
+    def failure(self) -> BraidError | None:
+        """Why the journal has failed. A queue that was stopped has not."""
+        failure = self._journal.failure
+        return None if isinstance(failure, LogClosed) else failure
+
     async def check(self) -> list[str]:
         """Compare what the disk says with what is in memory and with the log; return what does not agree."""
         for _ in range(CHECKS):
@@ -361,8 +355,9 @@ class SegmentQueue:
         """Take no more answers. When this returns, everything that was taken is confirmed or never will be. Returns
         what is known of the queue."""
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._lease_timer):
+            if timer is not None:
+                timer.cancel()
         reading, self._reading = self._reading, None
         await end(reading)
         await self._journal.close()
@@ -543,7 +538,10 @@ class SegmentQueue:
             self.confirmed.fail(self._journal.durable.error)
             return
         number = self._agreed(self._journal.durable.value, self._held)
-        if number <= self.confirmed.value or not self._may_confirm():
+        if number <= self.confirmed.value:
+            return
+        if not self._may_confirm():
+            self._wait_for_lease()
             return
         base = None
         while self._bases and self._bases[0][0] <= number:
@@ -552,6 +550,17 @@ class SegmentQueue:
             self._cursors.advance(self.subscription, Offset(base))
         self.confirmed.advance(number)
         self._end_if_drained()
+
+    def _wait_for_lease(self) -> None:
+        """Go on when the lease was only renewed late: a process that stood still may find its timers and its disk
+        before the answer to its last renewal. If the lease is lost, this queue is about to be stopped."""
+        if self._lease_timer is None and not self._stopped:
+            self._lease_timer = self._loop.call_later(LEASE_AGAIN_S, self._on_lease_timer)
+
+    def _on_lease_timer(self) -> None:
+        self._lease_timer = None
+        self._count()
+        self.pump()
 
     @property
     def is_drained(self) -> bool:

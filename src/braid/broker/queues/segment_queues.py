@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from braid.broker.metrics import TopicMetrics
-from braid.broker.queues.segment_queue import QueueCounts, QueueCursors, SegmentQueue
+from braid.broker.queues.queue_counts import QueueCounts
+from braid.broker.queues.segment_queue import QueueCursors, SegmentQueue
 from braid.model.errors import BraidError, NotServing
 from braid.model.ids import Epoch
 from braid.model.names import SegmentName
@@ -118,6 +119,11 @@ class SegmentQueues:
         if queue is None:
             raise NotServing(f"subscription {subscription} has no queue on segment {self._name.id} yet")
         return queue
+
+    @property
+    def failure(self) -> BraidError | None:
+        """Why the journal of a queue has failed; None if none has."""
+        return next(filter(None, (queue.failure for queue in self._queues.values())), None)
 
     @property
     def are_drained(self) -> bool:

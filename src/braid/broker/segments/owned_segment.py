@@ -189,6 +189,11 @@ class OwnedSegment:
         return self.storage.log.config.durability
 
     @property
+    def failure(self) -> BraidError | None:
+        """Why the log, or the journal of a queue, takes nothing more; None while they do."""
+        return self.storage.log.failure or self.queues.failure
+
+    @property
     def sealed(self) -> bool:
         """Whether nothing will ever follow `end`."""
         return self.storage.ended

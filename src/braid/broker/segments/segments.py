@@ -251,7 +251,7 @@ class Segments:
             self._note_absent(key, name, unreadable)
             return
         # It may have failed while another task worked on the segment.
-        failure = segment.storage.log.failure if segment is not None else None
+        failure = segment.failure if segment is not None else None
         action = owner_step.decide(
             record,
             self._context.broker_id,

@@ -91,6 +91,7 @@ class SegmentAnswers:
         """Send on this channel from now on."""
         self._link, self._channel, self._placement = link, channel, placement
         self._is_drained = False
+        self._leaving = self._consumer.leaving  # The owner knows it of an earlier channel only.
 
     def detach(self) -> None:
         """Keep answers until there is another channel."""
@@ -101,7 +102,8 @@ class SegmentAnswers:
         return [(each.offset, each.lease) for each in self._pending]
 
     def add(self, answer: PendingAnswer) -> None:
-        if self._is_gone:
+        # Nobody opens another channel for the sake of this answer: a drained segment is looked at now and then.
+        if self._is_gone or (self._is_drained and self._link is None):
             self._settle(answer, None)
             return
         self._pending.append(answer)
@@ -151,6 +153,7 @@ class SegmentAnswers:
         answers, self._pending = self._pending, []
         for each in answers:
             self._refuse(each)
+        self._consumer.on_answered()
 
     def _on_answered(self, answers: list[PendingAnswer], frame: Frame | None, error: BraidError | None) -> None:
         if error is None:
