@@ -13,7 +13,7 @@ from braid.model.errors import AckStale, BraidError
 from braid.model.message import QueueMessage
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH
+from tests.kits.brokers import PATH, SHARED, record_of
 from tests.kits.crash_point import CrashPoint
 from tests.kits.queues import (
     kill_program,
@@ -21,7 +21,6 @@ from tests.kits.queues import (
     program,
     queue_at,
     queue_of,
-    record_of,
     remaining,
     send,
     served,
@@ -30,7 +29,6 @@ from tests.kits.queues import (
 )
 from tests.kits.waiting import until
 
-SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
 AWAY = ("a", "b", "c")
 
 

@@ -23,11 +23,10 @@ from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, dec
 from braid.ports.disk import Buffer
 from braid.storage.queue_journal import folder_of, read_image
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers
-from tests.kits.queues import numbers, queue_at, queue_of, record_of, remaining, send, served, take, take_all
+from tests.kits.brokers import PATH, SHARED, Brokers, record_of
+from tests.kits.queues import numbers, queue_at, queue_of, remaining, send, served, take, take_all
 from tests.kits.waiting import until
 
-SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
 NAMES = ("a", "b", "c")
 Handler = Callable[[Arguments, Buffer], Coroutine[Any, Any, Any]]
 
