@@ -89,7 +89,7 @@ async def test_closing_ends_the_calls_that_wait_and_refuses_others(simulation: S
         await (client if whole_client else consumer).close()
         for each in waiting:
             with pytest.raises(ClientClosed):
-                await each
+                await asyncio.wait_for(each, 10)
         with pytest.raises(ClientClosed):
             await consumer.receive(timeout=1)
 
