@@ -128,12 +128,12 @@ async def test_a_redrive_that_ends_between_publish_and_ack_publishes_once(
 
         with monkeypatch.context() as patched:
             patched.setattr(QueueConsumer, "ack", lost)
-            for _ in range(3):
+            letters = [each.value.decode() for each in await records(client, "orders-dead")]
+            for again in (letters[:1], letters, letters, letters):
                 with pytest.raises(ConnectionLost):
                     await client.admin.redrive("orders", "mailer")
-        sent = await values(client)
-        assert len(sent) > 2
-        assert all(sent.count(each) <= 2 for each in sent), "each of them at most once"
+                # The next run begins with the letter that none has taken up: one that fails holds up no other.
+                assert await values(client) == sorted(["a", "b", *again])
         assert (await client.admin.redrive("orders", "mailer"))["redriven"] == 2
         assert await values(client) == ["a", "a", "b", "b"]
         await client.admin.seek("orders-dead", redrive_name(ORDERS, "mailer"), "earliest")

@@ -93,7 +93,7 @@ def test_a_queue_is_shown_consumed_and_purged(url: str, topic: str) -> None:
     assert run(url, "subscription", "skip", topic, "q") == f"Subscription q of {topic} skipped everything.\n"
     assert lines(url, "consume", topic, "-s", "q", "--queue") == []
     run(url, "produce", topic, "--key-separator", ":", given=b"a:7\nb:8\n")
-    assert sorted(lines(url, "consume", topic, "-s", "q", "--queue", "--key")) == [b"a\t7", b"b\t8"]
+    assert lines(url, "consume", topic, "-s", "q", "--queue", "--key") == [b"a\t7", b"b\t8"]
     assert ask(url, "topic", "stats", topic)["subscriptions"]["q"]["backlog"] == 0
 
 
@@ -150,15 +150,18 @@ def test_dead_letters_are_redriven(url: str, topic: str) -> None:
     run(url, "produce", topic, given=b"1\n2\n3\n")
     fail(url, topic, 3)
     dead = f"public/default/{topic}-dead"
+    letters = lines(url, "consume", dead)
+    assert sorted(letters) == [b"1", b"2", b"3"], "a consumer publishes several at the same time, in any order"
     assert run(url, "subscription", "redrive", topic, "q", "--count", "1") == (
         f"Published 1 dead letter of subscription q to public/default/{topic}.\n"
     )
+    assert lines(url, "consume", topic)[3:] == letters[:1], "the oldest dead letter is redriven first"
     assert ask(url, "subscription", "redrive", topic, "q")["redriven"] == 2
     none = f"No more dead letters of subscription q wait in {dead}.\n"
     assert run(url, "subscription", "redrive", topic, "q") == none
-    again = lines(url, "consume", topic)[3:]
-    assert sorted(again) == [b"1", b"2", b"3"], "each once; dead letters are published at the same time, in any order"
-    assert sorted(lines(url, "consume", topic, "-s", "q", "--queue")) == [b"1", b"2", b"3"]
+    assert lines(url, "consume", topic)[3:] == letters, "each once, in the order of the dead letters"
+    again = [json.loads(line) for line in lines(url, "consume", topic, "-s", "q", "--queue", "--json")]
+    assert [(each["value"].encode(), each["redeliveryCount"]) for each in again] == [(each, 0) for each in letters]
     assert run(url, "subscription", "redrive", topic, "q", "--to", "nowhere", code=1) == (
         "braid: dead letters cannot go to public/default/nowhere: it does not exist; name another topic\n"
     )

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from braid.broker.auth import ANONYMOUS
 from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
@@ -14,7 +16,7 @@ from braid.client.client import Client, connect
 from braid.metadata.memory import MemoryStore
 from braid.model.message import Message
 from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Move, OwnershipState
+from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.storage.objects.store import Objects
 from braid.testing.sim.disk import SimulatedDisk
 from braid.testing.sim.loop import Process, Simulation, run_simulation
@@ -24,6 +26,10 @@ from tests.kits.waiting import until
 
 PORT = 6660
 PATH = "public/default/orders"
+
+
+SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+"""Run a test with shared storage, and with history on the brokers' own disks."""
 
 
 class Brokers:
@@ -128,12 +134,21 @@ class Brokers:
 
     async def move(self, segment: int, to: str) -> None:
         """Ask for it in the segment's record, as whoever wants a move does, and wait for it."""
-        broker = self.any()
-        name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(segment))
-        known = broker.cluster.owners.known(name)
+        name, owners = segment_of(self, segment), self.any().cluster.owners
+        known = owners.known(name)
         assert known is not None
-        assert await broker.cluster.owners.swap(name, known.revision, known.value.moving(Move(to=to))) is not None
+        assert await owners.swap(name, known.revision, known.value.moving(Move(to=to))) is not None
         await until(lambda: self.owner(segment) == to)
+
+
+def segment_of(brokers: Brokers, segment: int = 0) -> SegmentName:
+    return SegmentName.of(TopicName.parse(PATH), brokers.any().topics.get(PATH).layout.segment(segment))
+
+
+def record_of(brokers: Brokers, segment: int = 0) -> Ownership:
+    record = brokers.any().cluster.owners.find(segment_of(brokers, segment))
+    assert record is not None
+    return record
 
 
 @contextlib.asynccontextmanager

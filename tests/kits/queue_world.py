@@ -11,32 +11,32 @@ forget and come back.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
-import sys
-from functools import partial
-from random import Random
 
 from braid.broker.queues.segment_queue import LEASE_BITS
+from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
 from braid.model.errors import AckStale, TimedOut
 from braid.model.message import QueueMessage
-from braid.testing.sim.loop import Simulation, run_simulation
-from tests.kits.brokers import PATH, running_brokers
-from tests.kits.replicated_world import BROKERS, FAULTS_S, LONG_S, SETTLED_S, ReplicatedWorld
+from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH, Brokers
+from tests.kits.replicated_world import SETTLED_S, ReplicatedWorld, main
 from tests.kits.waiting import until
 
 WORKERS = 3
 
 
 class QueueWorld(ReplicatedWorld):
-    def begin(self) -> None:
+    def __init__(self, simulation: Simulation, brokers: Brokers, client: Client, replicas: int, confirm: int) -> None:
+        super().__init__(simulation, brokers, client, replicas, confirm)
         self.settled: dict[int, int] = {}
         """By number whose ack was confirmed: a lease that every later delivery would exceed."""
         self.deliveries = 0
         self.stale = 0
         self._ending = False
+
+    def counts(self) -> str:
+        return f"{len(self.settled)} settled, {self.deliveries} deliveries, {self.stale} stale"
 
     async def _read(self) -> None:
         await self.client.admin.create_subscription("orders", "work", kind="queue", ack_timeout_ms=4_000)
@@ -110,38 +110,5 @@ class QueueWorld(ReplicatedWorld):
                 await until(lambda queue=queue: queue.counts().ready == 0, 60)  # type: ignore[misc]
 
 
-async def run_queue_world(simulation: Simulation, duration_s: float = FAULTS_S) -> QueueWorld:
-    random = Random(simulation.random.random())
-    replicas, confirm = random.choice(((3, 2), (3, 2), (3, 3), (2, 2), (4, 2), (4, 3)))
-    shared = random.random() < 0.6
-    async with (
-        running_brokers(simulation, BROKERS, shared=shared) as brokers,
-        brokers.client(*BROKERS, timeout=3_600) as client,
-    ):
-        world = QueueWorld(simulation, brokers, client, replicas, confirm)
-        world.begin()
-        await world.run(duration_s)
-        return world
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Run queues of replicated topics under random faults.")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=20)
-    options = parser.parse_args()
-    failed = 0
-    for seed in range(options.first, options.first + options.seeds):
-        try:
-            world = run_simulation(seed, partial(run_queue_world, duration_s=LONG_S))
-            counts = f"{len(world.settled)} settled, {world.deliveries} deliveries, {world.stale} stale"
-            print(f"{seed}: {counts}, {dict(world.faults)}", flush=True)
-        except Exception as error:
-            failed += 1
-            print(f"{seed}: FAILED: {error!r}", flush=True)
-    print(f"{options.seeds} seeds, {failed} failed")
-    sys.exit(1 if failed else 0)
-
-
 if __name__ == "__main__":
-    logging.disable()
-    main()
+    main(QueueWorld, "Run queues of replicated topics under random faults.")

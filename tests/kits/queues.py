@@ -10,8 +10,6 @@ from braid.broker.queues.segment_queue import SegmentQueue
 from braid.client.client import Client, connect
 from braid.client.consuming.queue import QueueConsumer
 from braid.model.message import QueueMessage
-from braid.model.names import SegmentName, TopicName
-from braid.model.ownership import Ownership
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, PORT, Brokers, running_brokers
 from tests.kits.waiting import until
@@ -101,14 +99,6 @@ def queue_at(brokers: Brokers, segment: int = 0, subscription: str = "work") -> 
     owner = brokers.owner(segment)
     assert owner, f"nobody serves segment {segment}"
     return brokers.running[owner].segments.get(PATH, segment).queues.get(subscription)
-
-
-def record_of(brokers: Brokers, segment: int = 0) -> Ownership:
-    broker = brokers.any()
-    name = SegmentName.of(TopicName.parse(PATH), broker.topics.get(PATH).layout.segment(segment))
-    record = broker.cluster.owners.find(name)
-    assert record is not None
-    return record
 
 
 async def served(brokers: Brokers, segment: int = 0) -> str:

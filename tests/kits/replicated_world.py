@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import TypeVar
 
 from braid.client.client import Client
 from braid.model.errors import BraidError
@@ -37,6 +38,8 @@ FAULTS_S = 60.0
 LONG_S = 180.0
 """For runs of many seeds."""
 SETTLED_S = 600.0
+
+W = TypeVar("W", bound="ReplicatedWorld")
 
 
 class ReplicatedWorld:
@@ -54,9 +57,9 @@ class ReplicatedWorld:
         self.broken: list[BaseException] = []
         """What the checker of the metadata has found."""
         self.down: set[str] = set()
-        self._tasks = TaskScope[object]()
         self.apart: set[str] = set()
         """Brokers that are frozen, or cut off from others or from the store."""
+        self._tasks = TaskScope[object]()
 
     async def run(self, duration_s: float) -> None:
         await self.client.admin.create_topic("orders", replicas=self.replicas, confirm=self.confirm)
@@ -72,6 +75,10 @@ class ReplicatedWorld:
             assert not reading.done(), reading.exception()
         await self._settle()
         await self._check(sending, reading)
+
+    def counts(self) -> str:
+        """Say how much has happened beside faults."""
+        return f"{len(self.confirmed)} confirmed"
 
     def complete(self) -> bool:
         """Tell whether every replica holds everything, as the owner knows it."""
@@ -243,7 +250,7 @@ class ReplicatedWorld:
         assert found == list(range(len(found))), "I1: the topic holds other records than the reader saw"
 
 
-async def run_world(simulation: Simulation, duration_s: float = FAULTS_S) -> ReplicatedWorld:
+async def run_world(simulation: Simulation, kind: type[W], duration_s: float = FAULTS_S) -> W:
     random = Random(simulation.random.random())
     replicas, confirm = random.choice(((3, 2), (3, 2), (3, 3), (2, 2), (4, 2), (4, 3)))
     shared = random.random() < 0.6
@@ -251,7 +258,7 @@ async def run_world(simulation: Simulation, duration_s: float = FAULTS_S) -> Rep
         running_brokers(simulation, BROKERS, shared=shared) as brokers,
         brokers.client(*BROKERS, timeout=3_600) as client,
     ):
-        world = ReplicatedWorld(simulation, brokers, client, replicas, confirm)
+        world = kind(simulation, brokers, client, replicas, confirm)
         checker = OwnershipChecker(brokers.store, lambda _: None)
         watching = asyncio.create_task(checker.watch(world.broken.append))
         await world.run(duration_s)
@@ -259,23 +266,23 @@ async def run_world(simulation: Simulation, duration_s: float = FAULTS_S) -> Rep
         return world
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Run replicated topics under random faults.")
+def main(kind: type[ReplicatedWorld], description: str) -> None:
+    logging.disable()
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
     failed = 0
     for seed in range(options.first, options.first + options.seeds):
         try:
-            world = run_simulation(seed, partial(run_world, duration_s=LONG_S))
-            print(f"{seed}: {len(world.confirmed)} confirmed, {dict(world.faults)}", flush=True)
+            world = run_simulation(seed, partial(run_world, kind=kind, duration_s=LONG_S))
+            print(f"{seed}: {world.counts()}, {dict(world.faults)}", flush=True)
         except Exception as error:
             failed += 1
-            print(f"{seed}: FAILED: {error}", flush=True)
+            print(f"{seed}: FAILED: {error!r}", flush=True)
     print(f"{options.seeds} seeds, {failed} failed")
     sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    logging.disable()
-    main()
+    main(ReplicatedWorld, "Run replicated topics under random faults.")

@@ -16,7 +16,6 @@ from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.metadata.store import Compare, Put
 from braid.model.errors import Fenced, LogClosed, MoveRefused, NotServing, ObjectStoreUnavailable, SyncFailed
-from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
@@ -25,18 +24,8 @@ from braid.storage.history.manifest import segment_folder
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
+from tests.kits.brokers import PATH, Brokers, read_all, record_of, running_brokers, segment_of
 from tests.kits.waiting import until
-
-
-def segment_of(brokers: Brokers) -> SegmentName:
-    return SegmentName.of(TopicName.parse(PATH), brokers.any().topics.get(PATH).layout.segment(0))
-
-
-def record_of(brokers: Brokers) -> Ownership:
-    record = brokers.any().cluster.owners.find(segment_of(brokers))
-    assert record is not None
-    return record
 
 
 async def wish(brokers: Brokers, to: str) -> None:

@@ -13,27 +13,16 @@ from braid.client.producing.producer import Producer
 from braid.metadata import paths
 from braid.metadata.memory import Fault
 from braid.model.errors import InvalidArgument
-from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.manifest import segment_folder
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers, values
+from tests.kits.brokers import PATH, Brokers, record_of, running_brokers, segment_of, values
 from tests.kits.waiting import until
 
 DESCRIPTOR = "0000-ffff-0"
-
-
-def segment_of(brokers: Brokers) -> SegmentName:
-    return SegmentName.of(TopicName.parse(PATH), brokers.any().topics.get(PATH).layout.segment(0))
-
-
-def record_of(brokers: Brokers) -> Ownership:
-    record = brokers.any().cluster.owners.find(segment_of(brokers))
-    assert record is not None
-    return record
 
 
 async def topic_at(brokers: Brokers, client: Client, owner: str) -> None:

@@ -159,10 +159,13 @@ async def test_a_consumer_that_ends_while_its_channel_is_opened_leaves_none_behi
 async def test_a_consumer_starts_when_a_broker_is_there_again(simulation: Simulation) -> None:
     async with queue_of(simulation, messages=1) as (brokers, client):
         brokers.kill("a")
-        starting = asyncio.ensure_future(client.queue_consumer("orders", "work").start())
+        consumer = client.queue_consumer("orders", "work")
+        starting = asyncio.ensure_future(consumer.start())
         await asyncio.sleep(5)
+        assert not starting.done()
         await brokers.start("a")
         await starting
+        assert numbers(await take(consumer, 1)) == [0]
 
 
 async def test_a_flush_ends_when_its_answers_count_no_more(simulation: Simulation) -> None:

@@ -13,7 +13,7 @@ from braid.model.errors import AckStale, BraidError
 from braid.model.message import QueueMessage
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH
+from tests.kits.brokers import PATH, SHARED, record_of
 from tests.kits.crash_point import CrashPoint
 from tests.kits.queues import (
     kill_program,
@@ -21,7 +21,6 @@ from tests.kits.queues import (
     program,
     queue_at,
     queue_of,
-    record_of,
     remaining,
     send,
     served,
@@ -30,7 +29,6 @@ from tests.kits.queues import (
 )
 from tests.kits.waiting import until
 
-SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
 AWAY = ("a", "b", "c")
 
 
@@ -184,6 +182,35 @@ async def test_a_damaged_journal_is_reported_and_its_queue_delivers_nothing_agai
         assert not brokers.owner(0)
         await client.admin.recover("orders", accept_loss=True)
         assert 30 in await remaining(client)
+
+
+async def test_the_journal_that_a_crash_has_left_of_a_deleted_queue_is_removed_when_its_segment_opens(
+    simulation: Simulation,
+) -> None:
+    async with queue_of(simulation, messages=30) as (brokers, client):
+        await client.admin.create_subscription("orders", "other", kind="queue")
+        async with client.queue_consumer("orders", "work") as consumer:
+            acked = await ack_some(consumer, await take(consumer, 30))
+
+        def queues() -> set[str]:
+            found = (path.split("/queues/") for path in brokers.disks["a"].paths())
+            return {rest[0].partition("/")[0] for _, *rest in found if rest}
+
+        assert queues() == {"work", "other"}
+        brokers.disks["a"].faults = DiskFaults(sync_s=(60.0, 60.0))
+        deleting = asyncio.ensure_future(client.admin.delete_subscription("orders", "other"))
+        cursors = brokers.running["a"].segments.get(PATH, 0).cursors
+        await until(lambda: "other" not in cursors.all())
+        brokers.kill("a")
+        brokers.disks["a"].crash()
+        brokers.disks["a"].faults = DiskFaults()
+        assert queues() == {"work", "other"}, "the crash came before the journal was gone"
+        await brokers.start("a")
+        await served(brokers)
+        assert queues() == {"work"}
+        await asyncio.wait([deleting])
+        assert [each["name"] for each in await client.admin.subscriptions("orders")] == ["work"]
+        assert set(await remaining(client)) == set(range(30)) - acked
 
 
 # Moves.

@@ -12,9 +12,9 @@ from braid.broker.replicas.copies import ReplicaCopies
 from braid.model.errors import Fenced, NotServing
 from braid.storage.log.promise import NAME as MARK
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers
+from tests.kits.brokers import PATH, Brokers, record_of
+from tests.kits.replicas import check, complete, replicated, send
 from tests.kits.waiting import until
-from tests.simulation.test_replicas import check, complete, record_of, replicated, send
 
 
 def copies_of(brokers: Brokers, name: str) -> ReplicaCopies:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from braid.client.client import Client
+from braid.client.producing.producer import Producer
 from braid.model.errors import InvalidArgument, MoveRefused
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.brokers import PATH, SHARED, Brokers, record_of, running_brokers
+from tests.kits.replicas import check, complete, in_sync, replicated, send
 from tests.kits.waiting import until
-from tests.simulation.test_replicas import SHARED, check, complete, in_sync, record_of, replicated, send
 
 FIVE = ("a", "b", "c", "d", "e")
 
@@ -28,6 +33,32 @@ async def lose(brokers: Brokers, *names: str) -> None:
         brokers.kill(name)
         brokers.lose_disk(name)
     await asyncio.sleep(30)
+
+
+async def accept_on_slow_disks(brokers: Brokers, client: Client) -> asyncio.Task[Any]:
+    """Accept the loss of all replicas. The brokers that run are asked to go on, and wait for their disks."""
+    for name in brokers.running:
+        brokers.disks[name].faults = DiskFaults(sync_s=(5.0, 5.0))
+    recovering = asyncio.create_task(client.admin.recover("orders", accept_loss=True, timeout=60))
+    await until(lambda: record_of(brokers).accept_loss)
+    return recovering
+
+
+def mend_disks(brokers: Brokers) -> None:
+    for disk in brokers.disks.values():
+        disk.faults = DiskFaults()
+
+
+@asynccontextmanager
+async def without_an_owner(
+    simulation: Simulation, shared: bool
+) -> AsyncIterator[tuple[Brokers, Client, Producer, str]]:
+    """Four brokers and a segment that all its three replicas must confirm; its owner is lost. Yields who that was."""
+    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared, confirm=3) as (brokers, client, producer):
+        await send(producer, 0, 20)
+        owner = brokers.owner(0)
+        await lose(brokers, owner)
+        yield brokers, client, producer, owner
 
 
 @SHARED
@@ -56,10 +87,7 @@ async def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_when
     simulation: Simulation, shared: bool
 ) -> None:
     """Each of the others has everything that was confirmed. Without the third one they could confirm nothing more."""
-    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared, confirm=3) as (brokers, client, producer):
-        await send(producer, 0, 20)
-        owner = brokers.owner(0)
-        await lose(brokers, owner)
+    async with without_an_owner(simulation, shared) as (brokers, client, producer, owner):
         with pytest.raises(InvalidArgument, match=rf"must hold a record, and {owner} is down"):
             await client.admin.recover("orders")
         await client.admin.recover("orders", accept_loss=True)
@@ -72,10 +100,7 @@ async def test_a_segment_that_all_replicas_must_confirm_goes_on_without_one_when
 async def test_a_segment_that_all_replicas_must_confirm_goes_on_by_itself_when_one_stays_away(
     simulation: Simulation, shared: bool
 ) -> None:
-    async with replicated(simulation, ("a", "b", "c", "d"), shared=shared, confirm=3) as (brokers, client, producer):
-        await send(producer, 0, 20)
-        owner = brokers.owner(0)
-        await lose(brokers, owner)
+    async with without_an_owner(simulation, shared) as (brokers, client, producer, owner):
         assert record_of(brokers).owner == owner, "it may come back"
         await until(lambda: owner not in record_of(brokers).replicas, within_s=700)
         await complete(brokers)
@@ -119,18 +144,14 @@ async def test_replicas_that_are_back_before_others_serve_lose_nothing_though_al
             brokers.kill(name)
         others = [*brokers.running]
         await until(lambda: not any(map(brokers.any().cluster.members.is_live, replicas)))
-        for name in others:
-            brokers.disks[name].faults = DiskFaults(sync_s=(5.0, 5.0))
-        recovering = asyncio.create_task(client.admin.recover("orders", accept_loss=True, timeout=60))
-        await until(lambda: record_of(brokers).accept_loss)
+        recovering = await accept_on_slow_disks(brokers, client)
         assert {*record_of(brokers).replicas} == {*others}
         await brokers.start(*replicas[1:])
         await until(lambda: record_of(brokers).replicas == replicas)
         assert not record_of(brokers).accept_loss
         with pytest.raises(MoveRefused, match="could not take it any more"):
             await recovering
-        for name in others:
-            brokers.disks[name].faults = DiskFaults()
+        mend_disks(brokers)
         await complete(brokers, followers=1)
         await send(producer, 20, 40)
         await check(client, 40)
@@ -145,16 +166,11 @@ async def test_a_loss_can_be_accepted_again_when_a_replica_is_back_without_its_d
         await all_hold_all(brokers)
         replicas = record_of(brokers).replicas
         await lose(brokers, *replicas)
-        others = [*brokers.running]
-        for name in others:
-            brokers.disks[name].faults = DiskFaults(sync_s=(5.0, 5.0))
-        recovering = asyncio.create_task(client.admin.recover("orders", accept_loss=True, timeout=60))
-        await until(lambda: record_of(brokers).accept_loss)
+        recovering = await accept_on_slow_disks(brokers, client)
         await brokers.start(replicas[0])
         await until(lambda: record_of(brokers).replicas == replicas)
         recovering.cancel()
-        for name in others:
-            brokers.disks[name].faults = DiskFaults()
+        mend_disks(brokers)
         done = await client.admin.recover("orders", accept_loss=True)
         assert [each["to"] for each in done["segments"]] == [replicas[0]]
         await complete(brokers)

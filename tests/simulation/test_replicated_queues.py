@@ -23,11 +23,10 @@ from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, dec
 from braid.ports.disk import Buffer
 from braid.storage.queue_journal import folder_of, read_image
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers
-from tests.kits.queues import numbers, queue_at, queue_of, record_of, remaining, send, served, take, take_all
+from tests.kits.brokers import PATH, SHARED, Brokers, record_of
+from tests.kits.queues import numbers, queue_at, queue_of, remaining, send, served, take, take_all
 from tests.kits.waiting import until
 
-SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
 NAMES = ("a", "b", "c")
 Handler = Callable[[Arguments, Buffer], Coroutine[Any, Any, Any]]
 
@@ -40,9 +39,11 @@ async def replicated(
     shared: bool = True,
     messages: int = 30,
     confirm: int = 2,
+    **options: Any,
 ) -> AsyncIterator[tuple[Brokers, Client]]:
     topic = {"replicas": 3, "confirm": confirm}
-    async with queue_of(simulation, names, shared=shared, messages=messages, topic=topic) as (brokers, client):
+    made = queue_of(simulation, names, shared=shared, messages=messages, topic=topic, **options)
+    async with made as (brokers, client):
         await complete(brokers)
         yield brokers, client
 
@@ -431,6 +432,43 @@ async def test_an_owner_with_a_damaged_journal_asks_its_followers(simulation: Si
         await brokers.start(owner)
         await until(lambda: brokers.owner(0), 600)
         assert set(await remaining(client)) == set(range(30)) - acked
+
+
+async def test_a_consumer_waits_with_messages_that_their_new_owner_has_not_confirmed_again(
+    simulation: Simulation,
+) -> None:
+    """An earlier owner has confirmed and delivered them. This one has them in its log, and its followers lag behind."""
+    async with (
+        replicated(simulation, ack_timeout_ms=600_000) as (brokers, client),
+        client.queue_consumer("orders", "work", name="holder") as consumer,
+    ):
+        messages = await take(consumer, 30)
+        owner = brokers.owner(0)
+        for other in NAMES:
+            if other != owner:
+                brokers.network.cut(owner, other)
+        sending = asyncio.ensure_future(send(client, [30]))
+        log = brokers.running[owner].segments.get(PATH, 0).storage.log
+        await until(lambda: log.end == 31)
+        feed, earlier_lease = consumer._feeds[0], 7
+        feed._held[30] = (earlier_lease, asyncio.get_running_loop().time() + 600)
+        brokers.network.reset("client", owner)
+        acking = asyncio.gather(*(consumer.ack(message) for message in messages))
+        await asyncio.sleep(3)
+        assert log.confirmed.value == 30
+        assert queue_at(brokers).counts().consumers == (), "its channel is refused, and it tries again"
+        assert not acking.done()
+        for other in NAMES:
+            if other != owner:
+                brokers.network.heal(other)
+        await sending
+        await acking
+        assert queue_at(brokers).counts().consumers == ("holder",)
+        assert await consumer.receive(timeout=10) is None, "the message stays with it"
+        assert queue_at(brokers).counts().leased == 1
+        feed.ack(30, earlier_lease)
+        await consumer.flush()
+        assert queue_at(brokers).first_unsettled(1) == []
 
 
 async def test_the_journals_of_a_deleted_queue_are_removed_from_all_replicas(simulation: Simulation) -> None:

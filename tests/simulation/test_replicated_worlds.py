@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.kits.replicated_world import ReplicatedWorld, run_world
 pytestmark = pytest.mark.xdist_group("replicated-worlds")  # The last test looks at the worlds of the others.
 
 SEEDS = range(8)
-world_of_seed = cache(lambda seed: run_simulation(seed, run_world))
+world_of_seed = cache(lambda seed: run_simulation(seed, partial(run_world, kind=ReplicatedWorld)))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

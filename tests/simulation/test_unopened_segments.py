@@ -13,17 +13,12 @@ from braid.metadata.memory import Fault
 from braid.metadata.store import Put
 from braid.model.cluster import Registration
 from braid.model.errors import InvalidArgument, MoveRefused, NotServing
-from braid.model.ownership import Ownership, OwnershipState
+from braid.model.ownership import OwnershipState
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
+from tests.kits.brokers import PATH, Brokers, read_all, record_of, running_brokers
 from tests.kits.waiting import until
-
-
-def record_of(brokers: Brokers) -> Ownership:
-    (record,) = brokers.any().cluster.owners.of_topic(PATH).values()
-    return record
 
 
 def failure_of(brokers: Brokers, broker: str) -> str:
