@@ -38,8 +38,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.given: list[Delivery] = []
         """Everything that consumers ever got."""
         self.settled_under: dict[int, int] = {}
-        """The leases under which the last messages were settled that several consumers may have had."""
+        """The leases under which the last messages were settled that had come back."""
         self.inherited_end = 0
+        self.settled_here: set[int] = set()
+        """Of earlier owners' messages, those that were settled under leases of this one."""
         self.first_lease = 1
         self.base = base
         self.held_back: set[int] = set()
@@ -91,7 +93,8 @@ class QueueMachine(RuleBasedStateMachine):
     def _expected(self, delivery: Delivery) -> Answer:
         offset, lease = delivery
         if offset in self.settled:
-            return Answer.STALE if lease < self.settled_under.get(offset, 0) else Answer.REPEATED
+            given_again = lease < self.first_lease and offset in self.settled_here
+            return Answer.STALE if given_again or lease < self.settled_under.get(offset, 0) else Answer.REPEATED
         last = self.holder.get(offset)
         if (last or 0) < lease < self.first_lease:  # No consumer has got it from this owner, or later from another one.
             return Answer.TAKEN
@@ -108,9 +111,10 @@ class QueueMachine(RuleBasedStateMachine):
             for each in offsets:
                 if expected[each] is Answer.TAKEN:
                     self._settle(each)
-                    if each < self.inherited_end or self.deliveries.get(each):
+                    if self.deliveries.get(each):
                         self.settled_under[each] = lease
                         self.settled_under = dict(list(self.settled_under.items())[-LIMITS.remembered :])
+            self._note_settled_here([each for each in offsets if each not in stale], lease)
 
     @rule(data=st.data(), delay=st.integers(0, 300), seen=st.booleans())
     def nack(self, data: st.DataObject, delay: int, seen: bool) -> None:
@@ -141,6 +145,12 @@ class QueueMachine(RuleBasedStateMachine):
                 self.deadline[offset] = self.now + more
             else:
                 assert answer is Answer.STALE
+
+    @rule(data=st.data())
+    def answer_late(self, data: st.DataObject) -> None:
+        if late := [each for each in self.given if each.offset in self.settled]:
+            delivery = data.draw(st.sampled_from(late))
+            assert self.state.nack(*delivery, self.now) == (self._expected(delivery), None)
 
     @rule(data=st.data(), consumer=st.integers(0, 2))
     def come_back(self, data: st.DataObject, consumer: int) -> None:
@@ -187,6 +197,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.held_until = self.now + patience
         self.inherited_end = max(self.held_back, default=-1) + 1
         self.settled_under = {}
+        self.settled_here = set()
         self.first_lease += 1_000
         self.state = QueueState(
             settled,
@@ -200,6 +211,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.over.clear()
         self.deadline.clear()
         self.not_before = {each.offset: each.not_before for each in returned}
+
+    def _note_settled_here(self, offsets: list[int], lease: int) -> None:
+        if lease < self.first_lease:
+            return
+        fits = False
+        for at, offset in enumerate(offsets):
+            known = self.settled_here
+            begins = at == 0 or offsets[at - 1] != offset - 1
+            if begins:  # What is not a part of the first run is a range.
+                first_gap = next(each for each in range(self.end + 1) if each not in known)
+                ranges = sum(each > first_gap and each - 1 not in known for each in known)
+                fits = ranges < LIMITS.remembered
+            if fits and offset < self.inherited_end:
+                known.add(offset)
 
     def _settle(self, offset: int) -> None:
         self.settled.add(offset)

@@ -36,9 +36,19 @@ def test_an_answer_after_another_consumer_settled_the_message_is_stale_also_at_a
     assert state.ack(0, 1, handed.lease) == []
 
 
-def test_the_leases_of_settled_messages_are_remembered_up_to_a_limit() -> None:
+def test_settled_messages_that_had_come_back_are_remembered_up_to_a_limit() -> None:
+    state = QueueState(SettledOffsets(), limits=QueueLimits(remembered=2))
+    (slow,) = state.take(1, 3, 0, 3, 0, 1_000)
+    state.expire(1_000)
+    (fast,) = state.take(2, 3, 0, 3, 1_000, 2_000)
+    assert state.ack(0, 3, fast.lease) == []
+    assert state.ack(0, 3, slow.lease) == [1, 2]
+
+
+def test_ranges_that_were_taken_over_and_settled_are_remembered_up_to_a_limit() -> None:
     limits = QueueLimits(remembered=2)
-    state = QueueState(SettledOffsets(), first_lease=FIRST, held_back=[(0, 3)], held_until=1_000, limits=limits)
-    (handed,) = state.take(1, 3, 0, 3, 1_000, 2_000)
-    assert state.ack(0, 3, handed.lease) == []
-    assert state.ack(0, 3, OLD) == [1, 2]
+    state = QueueState(SettledOffsets(), first_lease=FIRST, held_back=[(0, 9)], held_until=1_000, limits=limits)
+    (handed,) = state.take(1, 9, 0, 9, 1_000, 2_000)
+    for offset in (2, 4, 6):
+        assert state.ack(offset, offset + 1, handed.lease) == []
+    assert state.ack(0, 9, OLD) == [0, 1, 2, 3, 4, 5, 7, 8]  # 6 is forgotten, and the others are leased.

@@ -10,7 +10,7 @@ caller says what time it is, and stores what must outlive a crash.
 **Leases** are only here: they say which consumer has a message and until when. A consumer's answer names the number of
 its lease. An answer counts while nobody else got the message: the lease may have run out, or its owner may be gone
 (numbers of earlier owners are lower than `first_lease`). Otherwise the answer is stale. That also holds when the other
-consumer has settled the message meanwhile: the last such messages are remembered with their leases.
+consumer has settled the message meanwhile, as far as this owner remembers.
 
 **What is stored** are two kinds of events: a message is settled, and a message was returned, with the number of its
 deliveries and the time before which it must not be delivered. Everything else is a message like new. So after a crash a
@@ -69,7 +69,8 @@ class QueueLimits(NamedTuple):
     delayed: int = 100_000
     """Messages that wait for their time and were never delivered: only memory has them."""
     remembered: int = 10_000
-    """Settled messages that several consumers have had: a late answer to one of these is stale."""
+    """Settled messages that several consumers have had, and ranges of those that an earlier owner may have handed out:
+    a late answer to one of these is stale."""
 
 
 DEFAULT_LIMITS: Final = QueueLimits()
@@ -163,10 +164,12 @@ class QueueState:
         """From here on, an earlier owner's messages have not come back."""
         self._held_back: SettledOffsets | None = SettledOffsets(0, held_back)
         self._held_until = held_until
+        self._settled_under: OrderedDict[int, int] = OrderedDict()
+        """Of messages that came back before they were settled: the lease of the answer that counted, by offset."""
         self._inherited_end = self._held_back.end
         """Messages before it may be with consumers that got them from an earlier owner."""
-        self._settled_under: OrderedDict[int, int] = OrderedDict()
-        """Of messages that several consumers may have had: the lease of the answer that counted, by offset."""
+        self._settled_here = SettledOffsets()
+        """Of these, messages that were settled under leases of this owner."""
         for each in returned:
             if each.offset not in settled:
                 is_held = each.offset in self._held_back
@@ -222,10 +225,14 @@ class QueueState:
                 if answer is Answer.STALE:
                     stale.append(offset)
                 continue
-            if (past and past.pop(offset, None) is not None) or offset < self._inherited_end:
-                self._remember(offset, lease)
+            if past and past.pop(offset, None) is not None:
+                self._settled_under[offset] = lease
+                if len(self._settled_under) > self._limits.remembered:
+                    self._settled_under.popitem(last=False)
         for first, last in without(start, end, stale):
             self.settled.add(first, last)
+            if lease >= self._first_lease and len(self._settled_here) < self._limits.remembered:
+                self._settled_here.add(first, min(last, self._inherited_end))
         return stale
 
     def nack(
@@ -383,7 +390,8 @@ class QueueState:
     def _check(self, offset: int, lease: int) -> Answer:
         """Tell whether a consumer's answer counts."""
         if offset in self.settled:
-            return Answer.STALE if lease < self._settled_under.get(offset, 0) else Answer.REPEATED
+            is_given_again = lease < self._first_lease and offset in self._settled_here
+            return Answer.STALE if is_given_again or lease < self._settled_under.get(offset, 0) else Answer.REPEATED
         if (held := self._leased.get(offset)) is not None:
             return Answer.TAKEN if held.number == lease or self._is_later(lease, held.number) else Answer.STALE
         waiting = self._waiting.get(offset)
@@ -394,11 +402,6 @@ class QueueState:
         """Tell whether a lease of an earlier owner was given after the last one that is known here, which is not of
         this owner. Consumers may have answered, or named, an older lease first."""
         return last < lease < self._first_lease
-
-    def _remember(self, offset: int, lease: int) -> None:
-        self._settled_under[offset] = lease
-        if len(self._settled_under) > self._limits.remembered:
-            self._settled_under.popitem(last=False)
 
     def _first_due(self, now: int) -> Offset | None:
         while self._due:
