@@ -94,6 +94,11 @@ def test_a_plan_to_balance_names_its_moves() -> None:
     move = {"topic": "t", "segment": 1, "from": "a", "to": "b", "bytesPerS": 2048}
     plan: dict[str, Any] = {"moves": [move], "notes": [{"text": "why"}], "spreadBefore": 1.5, "spreadAfter": 1.1}
     assert consequences.of_balance(plan)[1:] == ["t segment 1: a → b (2.0 KiB/s)", "why"]
+    idle = {**plan, "moves": [{**move, "bytesPerS": 0}], "spreadAfter": 1.5}
+    assert consequences.of_balance(idle)[:2] == [
+        "The load stays as it is; the numbers of segments are evened.",
+        "t segment 1: a → b (idle)",
+    ]
     assert consequences.of_balance({**plan, "moves": []}) == ["Nothing would move.", "why"]
 
 

@@ -193,6 +193,16 @@ def test_a_parent_keeps_the_rate_that_it_had_before_its_end() -> None:
     assert (list(strands(history)[0].times), list(strands(history)[0].rates)) == ([0.0, 10.0, 18.0], [100.0] * 3)
 
 
+def test_a_parent_that_was_measured_only_while_it_ended_keeps_that_rate() -> None:
+    history = TopicHistory(1, 0.0)
+    history.look([ring(0, 0xFFFF)], 0.0)
+    history.measure(0, 1.0, 80.0)
+    history.measure(0, 2.0, 20.0)
+    history.look([ring(0, 0xFFFF, active=False, children=(1,)), ring(0, 0xFFFF, 1, parents=(0,))], 3.0)
+    assert list(strands(history)[0].rates) == [80.0]
+    assert history.rate(1) == 80.0
+
+
 def test_children_have_the_rate_that_they_take_over_until_they_are_measured() -> None:
     history = split_at_20()
     assert (history.rate(1), history.rate(2)) == (25.0, 75.0)

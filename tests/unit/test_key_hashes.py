@@ -47,7 +47,7 @@ def test_a_segment_of_one_hash_cannot_be_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("segments", "parts"), [(0, MOST_PARTS), (1, MOST_PARTS), (8, 32), (MAX_SEGMENTS, LEAST_PARTS)]
+    ("segments", "parts"), [(0, MOST_PARTS), (1, MOST_PARTS), (3, 64), (8, 32), (MAX_SEGMENTS, LEAST_PARTS)]
 )
 def test_many_segments_have_fewer_parts_each(segments: int, parts: int) -> None:
     assert parts_of(segments) == parts

@@ -51,7 +51,14 @@ def not_found_page(stylesheet: str, path: str, *, dark: bool = False) -> str:
         el("h1", "There is no such page"),
         el("p", "The console has nothing at ", el("code", path[:SHOWN_CHARS]), ".", cls="muted"),
         el("a", "Go to the cluster", cls="act primary", href="/"),
-        el("p", "or to ", el("a", "topics", href="/topics"), " and ", el("a", "subscriptions", href="/subscriptions")),
+        el(
+            "p",
+            "Or see ",
+            el("a", "topics", href="/topics"),
+            ", ",
+            el("a", "subscriptions", href="/subscriptions"),
+            ".",
+        ),
         cls="box",
     )
     return _page("No such page", body, stylesheet, dark=dark)

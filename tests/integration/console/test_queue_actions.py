@@ -78,6 +78,7 @@ def test_waiting_messages_are_peeked_and_dead_letters_redriven(
         rows = workers.locator("tr[data-waiting]")
         expect(rows).to_have_count(3, timeout=LIVE_MS)
         expect(rows.first).to_contain_text("photo-0.jpg")
+        page.mouse.move(640, 760)
         shot(page, "queue")
         assert client.admin.subscription("tasks", "workers")["queue"]["leased"] >= 1, "a look takes nothing away"
         worker.nack(first)  # Its only delivery: it becomes a dead letter.

@@ -23,8 +23,10 @@ LEAST_PARTS: Final = 8
 
 
 def parts_of(segments: int) -> int:
-    """Return the parts of the histogram of each segment of a topic that has so many."""
-    return max(LEAST_PARTS, min(MOST_PARTS, PARTS // max(1, segments)))
+    """Return the parts of the histogram of each segment of a topic that has so many: a power of two, so that parts of
+    an equal split begin at round hashes."""
+    wanted = max(LEAST_PARTS, min(MOST_PARTS, PARTS // max(1, segments)))
+    return 1 << (wanted.bit_length() - 1)
 
 
 class SegmentKeyHashes(Struct, frozen=True, kw_only=True, rename="camel"):

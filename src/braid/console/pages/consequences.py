@@ -64,13 +64,17 @@ def of_activate(broker: BrokerSeen) -> list[str]:
 
 def of_balance(plan: Json) -> list[str]:
     moves = [
-        f"{each['topic']} segment {each['segment']}: {each['from']} → {each['to']} ({bytes_text(each['bytesPerS'])}/s)"
+        f"{each['topic']} segment {each['segment']}: {each['from']} → {each['to']} "
+        f"({bytes_text(each['bytesPerS']) + '/s' if each['bytesPerS'] else 'idle'})"
         for each in plan["moves"]
     ]
     notes = [each["text"] for each in plan["notes"]]
     if not moves:
         return ["Nothing would move.", *notes]
-    spread = f"The busiest broker has {plan['spreadBefore']:.2f} × the mean load, then {plan['spreadAfter']:.2f} ×."
+    if plan["spreadBefore"] == plan["spreadAfter"]:
+        spread = "The load stays as it is; the numbers of segments are evened."
+    else:
+        spread = f"The busiest broker has {plan['spreadBefore']:.2f} × the mean load, then {plan['spreadAfter']:.2f} ×."
     return [spread, *moves[:12], *([f"… and {len(moves) - 12} more"] if len(moves) > 12 else []), *notes]
 
 

@@ -106,7 +106,7 @@ def _legend(load: HashLoad, *, has_cuts: bool) -> list[Child]:
     else:
         found.append(el("span", "the load is even: no range stands out"))
     if has_cuts:
-        found.append(el("span", el("i", cls="key cut"), "a split here halves its segment's load"))
+        found.append(el("span", el("i", cls="key line"), "a split here halves its segment's load"))
     return found
 
 
@@ -131,7 +131,7 @@ def _busiest(measured: dict[str, Json], owners: dict[int, str], colours: dict[st
                 "td",
                 rate_text(found["recordsInPerS"], "rec"),
                 el("span", f"{percent_text(found['recordsInPerS'] / total)} of the topic", cls="under"),
-                cls="n",
+                cls="n wide",
             ),
             el("td", _hottest(found), cls="wide"),
             el("td", verdict(found)),
@@ -140,7 +140,13 @@ def _busiest(measured: dict[str, Json], owners: dict[int, str], colours: dict[st
         )
         for id_, found in _listed(measured)
     ]
-    headings = ["Busiest", number("Published"), el("th", "Hottest hashes", cls="wide"), "A split halves it", ""]
+    headings = [
+        "Busiest",
+        number("Published", wide=True),
+        el("th", "Hottest hashes", cls="wide"),
+        "A split halves it",
+        "",
+    ]
     more = len(measured) - len(rows)
     left = el("p", f"… and {count_text(more)} less busy segments", cls="muted pad") if more > 0 else None
     return join([table(headings, rows), left])
@@ -197,12 +203,8 @@ def _unknown(detail: TopicDetail) -> list[str]:
 def _advice(proposal: Json | None) -> list[str]:
     if proposal is None:
         return []
-    lines = [f"Auto-scaling is {'on' if proposal['enabled'] else 'off'}. {proposal['reason']}"]
-    if proposal["action"]:
-        where = f" at {proposal['at']}" if proposal["at"] else ""
-        verb = "It is about to" if proposal["enabled"] else "If it were on, it would"
-        lines.append(f"{verb} {proposal['action']} segment {', '.join(map(str, proposal['segments']))}{where}.")
-    return lines
+    reason = proposal["reason"]
+    return [f"Auto-scaling is on. {reason}" if proposal["enabled"] else f"Auto-scaling is off. If it were on: {reason}"]
 
 
 def about_split(key_hashes: Any, segment: int) -> str:

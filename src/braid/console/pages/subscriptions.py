@@ -177,9 +177,10 @@ def _warnings(found: Json) -> Html | None:
     if found["unreadable"]:
         lines.append(f"Its record cannot be read: {found['unreadable']}")
     if found["undrained"] and not any(each["connected"] for each in found["consumers"].values()):
-        lines.append(
-            f"Nobody consumes sealed segments {', '.join(map(str, found['undrained']))}: they cannot be deleted."
-        )
+        sealed = ", ".join(map(str, found["undrained"]))
+        one = len(found["undrained"]) == 1
+        which = f"sealed segment {sealed}: it" if one else f"sealed segments {sealed}: they"
+        lines.append(f"Nobody consumes {which} cannot be deleted.")
     if found["queue"]:
         lines += [f"Segment {segment} hands out nothing: {why}" for segment, why in found["queue"]["blocked"].items()]
     banners = [el("div", icon("warning_amber"), el("span", line), cls="banner warn") for line in lines]
@@ -230,10 +231,14 @@ def _consumers(consumers: Json) -> Html | None:
     if not consumers:
         return None
     pills: list[Child] = [
-        [pill(f"{name} · {len(each['segments'])} segments", "good" if each["connected"] else "warn"), " "]
+        [pill(f"{name} · {_segment_count(len(each['segments']))}", "good" if each["connected"] else "warn"), " "]
         for name, each in list(consumers.items())[:40]
     ]
     return el("div", pills, cls="pad")
+
+
+def _segment_count(count: int) -> str:
+    return "no segment" if not count else "1 segment" if count == 1 else f"{count} segments"
 
 
 def _group_card(path: str, group: Json) -> Html:

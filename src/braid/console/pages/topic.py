@@ -270,7 +270,7 @@ def segments_card(visit: Visit, path: str) -> Html:
     ]
     headings = [
         "Segment",
-        "Range",
+        el("th", "Range", cls="wide"),
         "Owner",
         number("Traffic"),
         number("Records", wide=True),
@@ -325,7 +325,7 @@ def _segment_row(visit: Visit, each: SegmentSeen, stats: Json, rate: float | Non
             [" ", pill(f"one key {percent_text(hot)}", "warn")] if hot else None,
             cls="name-cell",
         ),
-        el("td", el("code", f"{each.first_hash:04x}–{each.last_hash:04x}")),
+        el("td", el("code", f"{each.first_hash:04x}–{each.last_hash:04x}"), cls="wide"),
         el("td", owner_name(each.owner, colours) if each.active else owner_name(owner, colours), cls="nowrap"),
         el("td", rate_text(rate, "rec") if each.active else "–", cls="n"),
         el("td", count_text(stats.get("records")), cls="n wide"),

@@ -129,7 +129,7 @@ def _heading(column: str, text: str, listing: Listing) -> Html:
     button = el("button", f"{text}{arrow}", cls="on" if on else "", data_act="sort", data_column=column, type="button")
     if column in ("name", "alarms"):
         return el("th", button)
-    return number(button, wide=column in ("bytes-in", "out", "stored"))
+    return number(button, wide=column in ("segments", "bytes-in", "out", "stored"))
 
 
 def _row(each: TopicSeen, colours: dict[str, int]) -> Html:
@@ -145,7 +145,9 @@ def _row(each: TopicSeen, colours: dict[str, int]) -> Html:
             el("span", [owner_dot(owner, colours) for owner in owners[:8]], namespace, cls="under"),
             cls="name-cell",
         ),
-        el("td", count_text(each.active), el("span", f"{sealed} sealed", cls="under") if sealed else None, cls="n"),
+        el(
+            "td", count_text(each.active), el("span", f"{sealed} sealed", cls="under") if sealed else None, cls="n wide"
+        ),
         el("td", rate_text(each.records_in_per_s, "rec"), cls="n"),
         el("td", bytes_rate_text(each.bytes_in_per_s), cls="n wide"),
         el("td", bytes_rate_text(each.bytes_out_per_s), cls="n wide"),

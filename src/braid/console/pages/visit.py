@@ -23,7 +23,7 @@ REFRESH_S: Final = 0.5
 _log: Final = logging.getLogger(__name__)
 
 
-class _Piece:
+class Piece:
     """A part of the page, and what it showed last."""
 
     def __init__(self, render: Callable[[], Html], cls: str) -> None:
@@ -60,7 +60,7 @@ class Visit:
         self.token: Final = token
         self.watch: Final[ClusterWatch] = console.watch(token)
         self._session = session
-        self._pieces: list[_Piece] = []
+        self._pieces: list[Piece] = []
         self._ends: list[Callable[[], object]] = []
         self._left = False
         open_page = self.watch.page()
@@ -107,7 +107,7 @@ class Visit:
 
     def live(self, render: Callable[[], Html], cls: str = "stack") -> ui.html:
         """Show what `render` returns, and again whenever that changes."""
-        piece = _Piece(render, cls)
+        piece = Piece(render, cls)
         self._pieces.append(piece)
         return piece.element
 

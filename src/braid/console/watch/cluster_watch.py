@@ -357,8 +357,8 @@ class ClusterWatch:
                 for (path,), value in found[name].items():
                     rate = self._rates.seen((field, id_, path), value, now)
                     if rate is not None:
-                        of_topic = numbers.setdefault(path, {})
-                        of_topic[field] = of_topic.get(field, 0.0) + rate
+                        for of in (numbers.setdefault(path, {}), self._gauges[id_]):
+                            of[field] = of.get(field, 0.0) + rate
             for (_, subscription, path), value in found[_LAG].items():
                 of_path = lags.setdefault(path, {})
                 of_path[subscription] = of_path.get(subscription, 0.0) + value
@@ -460,8 +460,8 @@ class ClusterWatch:
             segments=each["segments"],
             replicas=each["replicas"],
             cpu=gauges.get("cpu", load.get("cpu")) if up else None,
-            bytes_in_per_s=load.get("bytesInPerS") if up else None,
-            bytes_out_per_s=load.get("bytesOutPerS") if up else None,
+            bytes_in_per_s=gauges.get("bytes_in_per_s", load.get("bytesInPerS")) if up else None,
+            bytes_out_per_s=gauges.get("bytes_out_per_s", load.get("bytesOutPerS")) if up else None,
             backlog_bytes=load.get("backlogBytes"),
             disk_size=gauges.get("disk_size"),
             disk_free=gauges.get("disk_free"),

@@ -60,7 +60,8 @@ class Samples:
             self.values = array("d", means) + self.values[half:]
 
     def drop_after(self, time: float) -> None:
-        keep = bisect_right(self.times, time)
+        """Forget later measurements, but for the first one if there is no other."""
+        keep = max(1, bisect_right(self.times, time))
         del self.times[keep:], self.values[keep:]
 
     @property
