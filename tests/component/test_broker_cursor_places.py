@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from braid.broker.config import CursorConfig
-from braid.metadata import paths
 from braid.metadata.memory import Fault, MemoryStore
 from braid.model.errors import (
     ConditionFailed,
     MetadataUncertain,
     SubscriptionNotFound,
 )
-from braid.model.ids import Offset, RequestId, SegmentId
-from braid.model.layout import FULL_RANGE
-from braid.model.names import SegmentName
-from braid.model.stored_record import decode
-from braid.model.subscription import Cursor, Placing
+from braid.model.ids import Offset, RequestId
+from braid.model.subscription import Placing
 from braid.testing.sim.loop import Simulation
-from tests.kits.control import ORDERS, PlainSegment, faults_at, plain_segment
-
-NAME = SegmentName(ORDERS, FULL_RANGE, SegmentId(0))
-
-
-async def stored(store: MemoryStore, subscription: str = "billing") -> int | None:
-    entry = await store.client("looker-on").get(paths.cursor(ORDERS.path, NAME.descriptor, subscription))
-    return decode(Cursor, entry.value).offset if entry is not None else None
-
-
-async def opened(store: MemoryStore, *, end: int = 100, config: CursorConfig | None = None) -> PlainSegment:
-    return await plain_segment(store, NAME, end=end, config=config)
-
-
-async def placement(store: MemoryStore, subscription: str = "billing") -> int:
-    entry = await store.client("looker-on").get(paths.cursor(ORDERS.path, NAME.descriptor, subscription))
-    assert entry is not None
-    return decode(Cursor, entry.value).placement
+from tests.kits.control import faults_at
+from tests.kits.cursors import opened, placement, stored
 
 
 async def test_a_seek_that_is_repeated_recognises_its_own_place_and_leaves_the_acks_since(

@@ -22,25 +22,13 @@ from braid.model.errors import (
     MetadataUncertain,
     SubscriptionNotFound,
 )
-from braid.model.ids import Epoch, Offset, SegmentId
-from braid.model.layout import FULL_RANGE
-from braid.model.names import SegmentName
+from braid.model.ids import Epoch, Offset
 from braid.model.ownership import Ownership, OwnershipState
-from braid.model.stored_record import decode, encode
+from braid.model.stored_record import encode
 from braid.model.subscription import Cursor, Placing
 from braid.testing.sim.loop import Simulation
-from tests.kits.control import ORDERS, PlainSegment, counted, faults, own, plain_segment
-
-NAME = SegmentName(ORDERS, FULL_RANGE, SegmentId(0))
-
-
-async def stored(store: MemoryStore, subscription: str = "billing") -> int | None:
-    entry = await store.client("looker-on").get(paths.cursor(ORDERS.path, NAME.descriptor, subscription))
-    return decode(Cursor, entry.value).offset if entry is not None else None
-
-
-async def opened(store: MemoryStore, *, end: int = 100, config: CursorConfig | None = None) -> PlainSegment:
-    return await plain_segment(store, NAME, end=end, config=config)
+from tests.kits.control import ORDERS, counted, faults, own, plain_segment
+from tests.kits.cursors import NAME, opened, placement, stored
 
 
 async def test_a_placed_cursor_is_stored_when_place_returns(simulation: Simulation) -> None:
@@ -215,12 +203,6 @@ async def test_removing_a_cursor_removes_it_from_the_store(simulation: Simulatio
     assert cursors.lowest() is None
     await cursors.flush()
     assert await stored(store) is None, "nothing writes it back"
-
-
-async def placement(store: MemoryStore, subscription: str = "billing") -> int:
-    entry = await store.client("looker-on").get(paths.cursor(ORDERS.path, NAME.descriptor, subscription))
-    assert entry is not None
-    return decode(Cursor, entry.value).placement
 
 
 async def test_a_placement_changes_with_each_seek_and_with_no_ack(simulation: Simulation) -> None:

@@ -13,7 +13,7 @@ from braid.model.errors import DiskFull, Fenced, MoveRefused, TimedOut
 from braid.model.message import MessageId
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, read_all, running_brokers
+from tests.kits.brokers import PATH, SHARED, Brokers, read_all, running_brokers
 from tests.kits.waiting import until
 
 KEYS = [b"key-%d" % number for number in range(8)]
@@ -280,7 +280,7 @@ async def full_at_start(brokers: Brokers) -> None:
     await brokers.start("a")
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_broker_that_starts_on_a_full_disk_serves_reads_and_takes_publishes_when_there_is_room(
     shared: bool, simulation: Simulation
 ) -> None:

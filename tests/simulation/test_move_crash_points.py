@@ -16,7 +16,7 @@ from braid.model.errors import BraidError
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Move, Ownership, OwnershipState
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.kits.brokers import PATH, Brokers
+from tests.kits.brokers import PATH, SHARED, Brokers
 from tests.kits.crash_point import CrashPoint
 from tests.kits.waiting import until
 
@@ -117,7 +117,7 @@ def requests_of(victim: str, *, shared: bool) -> int:
     return counted
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 @pytest.mark.parametrize("victim", ["a", "b", "c"], ids=["leader", "old owner", "new owner"])
 def test_a_crash_after_any_step_of_a_move_loses_nothing_and_repeats_nothing(victim: str, shared: bool) -> None:
     total = requests_of(victim, shared=shared)

@@ -24,7 +24,7 @@ from braid.storage.history.manifest import segment_folder
 from braid.testing.batches import opaque_batch
 from braid.testing.sim.loop import Simulation
 from braid.testing.sim.objects import MemoryObjects
-from tests.kits.brokers import PATH, Brokers, read_all, record_of, running_brokers, segment_of
+from tests.kits.brokers import PATH, SHARED, Brokers, read_all, record_of, running_brokers, segment_of
 from tests.kits.waiting import until
 
 
@@ -50,7 +50,7 @@ async def send(producer: Producer, *numbers: int) -> None:
         assert (await producer.send(b"%d" % number)).offset == number
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_move_to_a_broker_that_has_died_is_given_up_and_the_segment_is_served_on(
     shared: bool, simulation: Simulation
 ) -> None:
@@ -71,7 +71,7 @@ async def test_a_move_to_a_broker_that_has_died_is_given_up_and_the_segment_is_s
         assert await read_all(client, 12) == [b"%d" % number for number in range(12)]
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_move_to_a_broker_that_dies_meanwhile_ends_where_somebody_can_serve(
     shared: bool, simulation: Simulation
 ) -> None:
@@ -196,7 +196,7 @@ async def test_a_consumer_that_lags_far_behind_reads_on_through_several_moves(si
                 expected += 1
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_dead_owners_segment_waits_for_it_and_says_so(shared: bool, simulation: Simulation) -> None:
     async with running_brokers(simulation, shared=shared) as brokers, brokers.client("a", "b", timeout=120) as client:
         await topic_at(brokers, client, "c")
@@ -216,7 +216,7 @@ async def test_a_dead_owners_segment_waits_for_it_and_says_so(shared: bool, simu
         assert await read_all(client, 6) == [b"%d" % number for number in range(6)]
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_zombie_that_comes_back_after_its_segment_was_recovered_elsewhere_changes_nothing(
     shared: bool, simulation: Simulation
 ) -> None:

@@ -19,7 +19,7 @@ from braid.model.subscription import Cursor
 from braid.storage.history.catalog import Frontier
 from braid.storage.history.manifest import segment_folder
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, record_of, running_brokers, segment_of, values
+from tests.kits.brokers import PATH, SHARED, Brokers, record_of, running_brokers, segment_of, values
 from tests.kits.waiting import until
 
 DESCRIPTOR = "0000-ffff-0"
@@ -148,7 +148,7 @@ async def test_the_leader_assigns_nothing_before_the_old_owner_has_sealed(simula
                 await send(producer, 10)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 @pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
 async def test_the_boundary_outlives_a_new_owner_that_crashes_around_its_first_durable_byte(
     begun: bool, shared: bool, simulation: Simulation

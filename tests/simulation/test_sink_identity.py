@@ -17,7 +17,7 @@ from braid.client.producing.repeatable_producer import RepeatableProducer, Writt
 from braid.model.errors import BraidError, RepeatDiffers
 from braid.storage.log import producers
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers, running_brokers
+from tests.kits.brokers import SHARED, Brokers, running_brokers
 from tests.kits.waiting import until
 
 ROWS = 40
@@ -133,7 +133,7 @@ async def test_attempts_beside_each_other_store_each_row_once(seed: int, simulat
             check_once_and_in_order(await everything(one), tables)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_move_in_the_middle_is_not_noticed(shared: bool, simulation: Simulation) -> None:
     async with running_brokers(simulation, ("a", "b"), shared=shared) as brokers:
         await a_topic(brokers, 1)

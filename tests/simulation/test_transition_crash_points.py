@@ -22,7 +22,7 @@ from braid.model.topic import Topic
 from braid.model.transition import LayoutPlan, plan_merge, plan_repartition, plan_rollover, plan_split
 from braid.storage.log.producers import ProducerTable
 from braid.testing.sim.loop import Simulation, run_simulation
-from tests.kits.brokers import PATH, Brokers, read_all
+from tests.kits.brokers import PATH, SHARED, Brokers, read_all
 from tests.kits.crash_point import CrashPoint
 from tests.kits.waiting import until
 
@@ -252,7 +252,7 @@ def test_a_transition_survives_a_crash_before_each_request(victim: str, change: 
         at(request)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 @pytest.mark.parametrize("victim", ["a", "c"])
 def test_a_transition_that_is_aborted_is_undone_after_a_crash_before_each_request(victim: str, shared: bool) -> None:
     stays_away = shared and victim == "a"

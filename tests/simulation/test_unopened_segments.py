@@ -17,7 +17,7 @@ from braid.model.ownership import OwnershipState
 from braid.storage.history.catalog import Frontier
 from braid.testing.sim.disk import NO_FAULTS, DiskFaults, SimulatedDisk
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, Brokers, read_all, record_of, running_brokers
+from tests.kits.brokers import PATH, SHARED, Brokers, read_all, record_of, running_brokers
 from tests.kits.waiting import until
 
 
@@ -44,7 +44,7 @@ async def lose_disk(brokers: Brokers, name: str) -> None:
     await brokers.start(name)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_an_owner_with_an_empty_disk_says_why_it_cannot_open_and_uses_up_no_epochs(
     shared: bool, simulation: Simulation
 ) -> None:
@@ -69,7 +69,7 @@ async def test_an_owner_with_an_empty_disk_says_why_it_cannot_open_and_uses_up_n
 
 
 @pytest.mark.parametrize("to", ["a", "c"], ids=["another broker", "the same broker"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_an_operator_recovers_the_segment_of_an_owner_with_an_empty_disk(
     shared: bool, to: str, simulation: Simulation
 ) -> None:
@@ -89,7 +89,7 @@ async def test_an_operator_recovers_the_segment_of_an_owner_with_an_empty_disk(
         assert (await read_all(client, 1))[-1] == b"after"
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_a_topic_that_accepts_losses_continues_although_its_broker_is_there(
     shared: bool, simulation: Simulation
 ) -> None:
@@ -161,7 +161,7 @@ async def _kill_at_seal(brokers: Brokers, owner: str, target: str) -> None:
     await until(lambda: not members.is_live(owner) and not members.is_live(target))
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "local"])
+@SHARED
 async def test_an_owner_that_is_back_with_everything_is_preferred_to_a_loss_that_was_accepted(
     shared: bool, simulation: Simulation
 ) -> None:
