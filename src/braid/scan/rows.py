@@ -21,7 +21,7 @@ from braid.scan.planning import Piece
 
 Numbers = npt.NDArray[Any]
 
-_NO_ENTRIES: Final = pa.array([], pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
+_NO_ENTRIES: Final = pa.nulls(0, pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]))
 
 
 class RowBuffer:

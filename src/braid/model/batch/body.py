@@ -65,7 +65,7 @@ _BINARY_TYPE: Final = pa.binary()
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 HEADERS_TYPE: Final = pa.map_(pa.string(), pa.binary())
 _ENTRIES_TYPE: Final = pa.struct([HEADERS_TYPE.key_field, HEADERS_TYPE.item_field])
-_NO_ENTRIES: Final = pa.array([], _ENTRIES_TYPE)
+_NO_ENTRIES: Final = pa.nulls(0, _ENTRIES_TYPE)  # `pa.array` of a list would import pandas where that is installed.
 _EMPTY: Final = pa.py_buffer(b"")
 
 Data = bytes | bytearray | memoryview
