@@ -181,6 +181,6 @@ def test_without_obstore_one_sentence_says_what_to_install() -> None:
     "module", ["braid.client.consuming.queue", "braid.client.producing.producer", "braid.scan.history"]
 )
 def test_a_client_starts_without_pandas(module: str) -> None:
-    """Arrow imports pandas, if it is installed, when an array is made of a list. That takes longer than all of Braid."""
+    """Arrow imports pandas, if it is there, when an array is made of a list. That takes longer than all of Braid."""
     script = f"import sys, {module}; sys.exit('pandas' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
