@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from braid.model.errors import BraidError
+from braid.model.queue.state import DEFAULT_LIMITS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "braid"
@@ -42,7 +43,8 @@ def shown(name: str, value: object) -> str:
 
 
 def bounds() -> Iterator[str]:
-    """Every bound at the top of a module."""
+    """Every bound at the top of a module, and those of a queue."""
+    yield from (f"model.queue.state:DEFAULT_LIMITS.{field}" for field in DEFAULT_LIMITS._fields)
     for path in sorted(SOURCE.rglob("*.py")):
         place = path.relative_to(SOURCE)
         if str(place).startswith(NOT_OF_USERS):

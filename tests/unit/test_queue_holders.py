@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from braid.model.ids import Offset
+from braid.model.queue.events import Returned
 from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import Answer, QueueLimits, QueueState
 
@@ -52,3 +54,12 @@ def test_ranges_that_were_taken_over_and_settled_are_remembered_up_to_a_limit() 
     for offset in (2, 4, 6):
         assert state.ack(offset, offset + 1, handed.lease) == []
     assert state.ack(0, 9, OLD) == [0, 1, 2, 3, 4, 5, 7, 8]  # 6 is forgotten, and the others are leased.
+
+
+def test_an_owner_stores_when_a_message_is_due_and_not_for_how_long_it_waits_for_holders() -> None:
+    """The time that is stored is that of a clock on a wall. The next owner may have another one."""
+    returned = [Returned(Offset(each), 1, not_before) for each, not_before in enumerate((0, 1_000, 9_000, 0))]
+    state = QueueState(SettledOffsets(), returned, first_lease=FIRST, held_back=[(0, 3)], held_until=1_500)
+    assert [each.not_before for each in state.returned()] == [0, 1_000, 9_000, 0]
+    assert state.peek(0, 4) == 3
+    assert state.peek(1_500, 4) == 3, "it is due for the longest time"

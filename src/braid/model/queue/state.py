@@ -170,10 +170,14 @@ class QueueState:
         """Messages before it may be with consumers that got them from an earlier owner."""
         self._settled_here = SettledOffsets()
         """Of these, messages that were settled under leases of this owner."""
+        self._held_due: dict[int, int] = {}
+        """By offset: when messages are due that this owner holds back longer. The next owner holds back for itself."""
         for each in returned:
             if each.offset not in settled:
-                is_held = each.offset in self._held_back
-                self._put_back(each._replace(not_before=max(each.not_before, held_until)) if is_held else each, lease=0)
+                if each.not_before < held_until and each.offset in self._held_back:
+                    self._held_due[each.offset] = each.not_before
+                    each = each._replace(not_before=held_until)
+                self._put_back(each, lease=0)
 
     # What consumers ask.
 
@@ -320,7 +324,10 @@ class QueueState:
         """What a checkpoint stores beside `settled`."""
         for offset, (deliveries, reason) in self._past.items():
             waiting = self._waiting.get(offset)
-            yield Returned(Offset(offset), deliveries, waiting.not_before if waiting is not None else 0, reason)
+            not_before = waiting.not_before if waiting is not None else 0
+            if not_before == self._held_until:  # Stored, this would follow the clock of this broker, however wrong.
+                not_before = self._held_due.get(offset, not_before)
+            yield Returned(Offset(offset), deliveries, not_before, reason)
 
     def leased_ranges(self) -> list[tuple[int, int]]:
         """Return the messages that consumers have, in order."""
@@ -476,6 +483,7 @@ class QueueState:
         """Begin again with the first message when the time has come: those that nobody has named are new."""
         if self._held_back is not None and now >= self._held_until:
             self._held_back = None
+            self._held_due.clear()
             self._returned_end = max(self._returned_end, self._next)
             self._next = self.settled.base
 
