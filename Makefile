@@ -13,7 +13,7 @@ PEERS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench peers bench-peers bench-kafka site lock clean
+.PHONY: help setup demo up lint test suite check quick-tests format simulate chaos mutants bench peers bench-peers bench-kafka image site lock clean
 
 help:
 	@echo "make demo      a broker, a topic, a kill -9, a move; a program; a cluster under load; a split; a lost machine; a task queue; storage; Spark"
@@ -27,6 +27,7 @@ help:
 	@echo "make peers         fetch the brokers that Braid is measured beside: Kafka, NATS, Redis, RabbitMQ"
 	@echo "make bench-peers   beside those that are there"
 	@echo "make bench-kafka   three brokers beside three Kafka nodes, if KAFKA_HOME names a Kafka 4"
+	@echo "make image     build the image and boot the systemd unit, and use both, in containers of Podman (as root)"
 	@echo "make site      the documentation as a site, in build/site; a broken link is an error"
 	@echo "make format    let ruff format and fix what it can"
 	@echo "make lock      write constraints.txt anew from what is installed"
@@ -114,6 +115,12 @@ bench-peers: setup
 
 bench-kafka: setup
 	$(WITH_PEERS) $(BIN)/python -m benchmarks.kafka_replicas
+
+# Needs no registry of images, and no systemd on this machine.
+image: setup
+	bash tools/system.sh podman podman runc runc netavark /usr/lib/podman/netavark iptables iptables \
+	    mmdebstrap mmdebstrap systemd-container systemd-nspawn
+	$(BIN)/python -m tests.image
 
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

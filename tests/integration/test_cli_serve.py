@@ -46,6 +46,19 @@ def test_serve_says_where_it_is_when_it_is_ready_and_stops_in_order(tmp_path: Pa
             process.kill()
 
 
+def test_serve_says_what_clients_connect_to_where_it_listens_on_every_address(tmp_path: Path) -> None:
+    options = ("--listen", "0.0.0.0:0", "--admin", "127.0.0.1:0", "--advertise", "braid.example:7000")
+    command = [*BRAID, "serve", "--data", str(tmp_path / "data"), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            said = process.stdout.readline().decode().strip()
+            assert re.fullmatch(r"clients +braid://braid\.example:7000 \(it listens on 0\.0\.0\.0:\d+\)", said), said
+        finally:
+            process.kill()
+
+
 def test_serve_imports_nothing_that_opens_batches_draws_tables_or_answers_http(tmp_path: Path) -> None:
     python = (sys.executable, "-X", "importtime", "-m", "braid.cli.main")
     with BrokerProcess(tmp_path / "data", braid=python) as broker:
@@ -241,6 +254,25 @@ def test_up_refuses_the_folder_of_brokers_that_did_not_share_topics_and_serve_op
     assert f"`braid serve --id broker-0 --data {folder}`" in said
     with BrokerProcess(folder, "--id", "broker-0") as broker:
         assert "orders" in run(broker.url, "topic", "list")
+
+
+def test_up_and_serve_refuse_the_folder_of_each_other(tmp_path: Path) -> None:
+    """Their brokers would find topics whose records belong to a broker that is not there."""
+    with BrokerProcess(tmp_path / "one") as broker:
+        run(broker.url, "topic", "create", "orders")
+    said = run("", "up", "--data", str(tmp_path / "one"), "--port", "0", "--admin-port", "0", code=1)
+    assert f"{tmp_path / 'one'} belongs to a single broker of `braid serve`" in said
+    assert not (tmp_path / "one" / "broker-0").exists()
+    with cluster(tmp_path / "several", 1) as (process, _):
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WAIT_S)
+    free = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    assert "belongs to the brokers of `braid up`" in refused("--data", str(tmp_path / "several"), *free)
+    assert not (tmp_path / "several" / "braid.json").exists()
+    with BrokerProcess(
+        tmp_path / "several" / "broker-0", "--id", "broker-0", "--metadata", f"sqlite:{tmp_path}/several/metadata.db"
+    ):
+        pass
 
 
 def test_up_starts_a_broker_again_that_dies_and_says_so(tmp_path: Path) -> None:

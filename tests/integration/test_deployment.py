@@ -147,6 +147,8 @@ def test_the_unit_names_what_exists() -> None:
     (start,) = re.findall(r"^ExecStart=(\S+) (.*)$", UNIT, re.MULTILINE)
     command(*start[1].split())
     assert start[0] == "/opt/braid/bin/braid"
+    (reload,) = re.findall(r"^ExecReload=(.*)$", UNIT, re.MULTILINE)
+    assert reload.startswith("/bin/sh -c "), "small systems have a shell, and no /bin/kill"
     (settings,) = re.findall(r"^Environment=(.*)$", UNIT, re.MULTILINE)
     names = dict(each.split("=", 1) for each in settings.split())
     check_variables(names)

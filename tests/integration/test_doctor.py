@@ -153,7 +153,7 @@ def test_a_cluster_that_does_not_answer_is_a_problem_in_sentences() -> None:
     done = run_to_end(dead, "doctor")
     assert done.returncode == 1
     assert f"No broker answers at {dead}" in " ".join(done.stdout.decode().split())
-    assert done.stdout.decode().splitlines()[-1].startswith("1 problems, ")
+    assert done.stdout.decode().splitlines()[-1].startswith("1 problem, ")
 
 
 def test_the_clock_of_etcd_is_measured() -> None:

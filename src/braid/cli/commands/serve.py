@@ -27,7 +27,7 @@ from braid.admin.logs import LEVELS, configure_logging
 from braid.cli.extras import require_server
 from braid.cli.terminal.output import json_option, paint
 from braid.cli.terminal.param_types import DURATION
-from braid.model.errors import BraidError
+from braid.model.errors import BraidError, InvalidConfig
 
 if TYPE_CHECKING:
     from braid.admin.server import AdminServer
@@ -131,9 +131,21 @@ def serve(
         return load_config(file, {**settings, "balance": balance, "replace_after_s": replace_after})
 
     config = read()
+    _check_folder(config)
     configure_logging(config.log_level, log_format)
     tune_process()
     return asyncio.run(_serve(config, read, as_json=as_json))
+
+
+def _check_folder(config: BrokerConfig) -> None:
+    """Refuse the folder of `braid up` to a broker that would find its metadata there: the topics belong to the brokers
+    of that cluster."""
+    of_up = (os.path.join(config.data, name) for name in ("metadata.db", "broker-0/braid.json"))
+    own = os.path.join(config.data, "braid.json")
+    if not config.metadata and all(map(os.path.exists, of_up)) and not os.path.exists(own):
+        raise InvalidConfig(
+            f"{config.data} belongs to the brokers of `braid up`: give `braid serve` another folder with --data"
+        )
 
 
 def tune_process() -> None:
@@ -259,7 +271,9 @@ def _announce(broker: Broker, admin: AdminServer, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(ready))
     else:
         click.echo(f"{paint('Braid broker', '1')} {paint(broker.id, '1;36')} {paint('is ready.', '1')}")
-        click.echo(f"  clients  {paint(url, '4')}")
+        told = broker.front_door.topology.own_address
+        listening = "" if told == str(broker.address) else f" (it listens on {broker.address})"
+        click.echo(f"  clients  {paint(f'braid://{told}', '4')}{listening}")
         click.echo(f"  admin    {paint(admin_url, '4')}")
         click.echo(f"  data     {data}")
     sys.stdout.flush()

@@ -37,6 +37,8 @@ MAX_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
 """A broker that ran for so long and then ended is started again after the shortest pause."""
 METADATA: Final = "metadata.db"
+MARK: Final = "braid.json"
+"""As in broker/data_folder.py: what the folder of each broker has."""
 _PR_SET_PDEATHSIG: Final = 1
 _COLOURS: Final = ("36", "35", "33", "32", "34", "31")
 
@@ -115,8 +117,14 @@ def up(
 
 
 def _check_folder(data: str) -> None:
-    """Refuse the folder of an older version, in which each broker had its own metadata and topics: in one cluster, two
-    topics may not have the same name."""
+    """Refuse the folder of a single broker: its topics belong to a broker that would not be there.
+
+    Refuse the folder of an older version, too, in which each broker had its own metadata and topics: in one cluster,
+    two topics may not have the same name."""
+    if os.path.exists(os.path.join(data, MARK)):
+        raise InvalidConfig(
+            f"{data} belongs to a single broker of `braid serve`: give `braid up` another folder with --data"
+        )
     if os.path.exists(os.path.join(data, METADATA)):
         return
     for name in sorted(os.listdir(data)):

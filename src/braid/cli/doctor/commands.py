@@ -111,4 +111,6 @@ def _print(findings: list[Finding]) -> None:
             advice = textwrap.fill(each.advice, WIDTH, initial_indent=indent, subsequent_indent=indent)
             click.echo(paint(advice, "1"))
     counts = Counter(each.level.value for each in findings)
-    click.echo(f"{counts['problem']} problems, {counts['warning']} warnings, {counts['ok']} checks passed.")
+    parts = (("problem", "problem"), ("warning", "warning"), ("ok", "check"))
+    said = [f"{counts[level]} {noun}{'' if counts[level] == 1 else 's'}" for level, noun in parts]
+    click.echo(f"{', '.join(said)} passed.")

@@ -1,0 +1,1 @@
+"""`make image`: the image of deploy/docker, really built and run (docs/operating/deployment.md)."""
