@@ -197,6 +197,31 @@ async def test_a_topic_may_limit_the_age_of_what_queues_deliver(simulation: Simu
         assert (await client.admin.topic_stats("orders"))["segments"]["0"]["records"] == 4, "records stay"
 
 
+async def test_messages_grow_too_old_while_a_queue_has_no_consumer(simulation: Simulation) -> None:
+    """Otherwise retention would keep them for a queue that delivers none of them."""
+    async with queued(simulation, message_ttl_ms=30_000) as (brokers, client):
+        await publish(client, 3)
+        await asyncio.sleep(20)
+        await publish(client, 2)
+        await counted(client, 5, 0, 0, 0)
+        await asyncio.sleep(11)
+        await counted(client, 2, 0, 0, 0)
+        brokers.kill("a")
+        await brokers.start("a")
+        await counted(client, 2, 0, 0, 0)
+        await asyncio.sleep(10)
+        await counted(client, 0, 0, 0, 0)
+        assert (await shown(client))["segments"]["0"]["offset"] == 5, "retention may take them"
+
+
+async def test_a_limit_of_age_that_is_set_later_counts_for_what_waits(simulation: Simulation) -> None:
+    async with queued(simulation) as (_, client):
+        await publish(client, 3)
+        await asyncio.sleep(60)
+        await client.admin.update_topic("orders", message_ttl_ms=30_000)
+        await counted(client, 0, 0, 0, 0)
+
+
 async def test_retention_keeps_what_a_queue_has_not_settled(simulation: Simulation) -> None:
     """One message that nobody settles keeps its file and all later ones. Earlier files go."""
 

@@ -51,6 +51,8 @@ from braid.wire.operations import END_OF_SEGMENT, QueueAnswer
 READ_BYTES: Final = 1 << 20
 SHARED_TURN: Final = 32
 """How many messages one of several consumers gets before it is the next one's turn."""
+DEADLINE_STEPS: Final = 300
+"""A lease is longer than the ack time-out by at most one part of so many: 0.1 s of 30 s."""
 READ_AGAIN_S: Final = 1.0
 """After a read has failed."""
 LEASE_AGAIN_S: Final = 0.05
@@ -147,6 +149,8 @@ class SegmentQueue:
         self._oldest: tuple[int, int] = (-1, 0)
         """The oldest unsettled offset whose time is known, and the time."""
         self._last_deadline = 0
+        self._next_expiry: int | None = None
+        """When the next messages are too old that no channel takes."""
         self._dead: set[int] = set()
         """Messages that were handed out as dead letters and are not settled."""
         self._delivered = self._redelivered = self._dead_lettered = 0
@@ -235,10 +239,12 @@ class SegmentQueue:
             return
         now = self._now()
         self._note_returned(self._state.expire(now))
+        self._next_expiry = None
         # A turn is taken only for a message: otherwise a consumer that does not answer could have every turn.
         while (offset := self._state.peek(now, self._storage.log.confirmed.value)) is not None:
             channel = self._next_channel()
-            if channel is None or not self._hand_out(channel, offset, now):
+            # What is too old is settled also while nobody takes messages: otherwise retention would keep it.
+            if (channel is None and self._message_ttl_us() is None) or not self._hand_out(channel, offset, now):
                 break
         self._end_if_drained()
         self._wake_later(now)
@@ -428,8 +434,9 @@ class SegmentQueue:
                 return channel
         return None
 
-    def _hand_out(self, channel: QueueChannel, offset: Offset, now: int) -> bool:
-        """Hand out messages of the batch at this offset; False if the batch must be read first."""
+    def _hand_out(self, channel: QueueChannel | None, offset: Offset, now: int) -> bool:
+        """Hand out messages of the batch at this offset, or settle them if they are too old. False if the batch must be
+        read first, or no channel takes messages."""
         if offset < self._storage.earliest:
             self._expire_messages(offset, self._storage.earliest)
             return True
@@ -443,6 +450,10 @@ class SegmentQueue:
         if ttl_us is not None and header.max_timestamp + ttl_us <= self._clock.now_us():
             self._expire_messages(header.base_offset, header.next_offset)
             return True
+        if channel is None:
+            if ttl_us is not None:
+                self._next_expiry = now + header.max_timestamp + ttl_us - self._clock.now_us()
+            return False
         free = channel.prefetch - self._state.held(channel.key)
         count = free if len(self._channels) == 1 else min(free, SHARED_TURN)
         settings = self._settings
@@ -461,9 +472,11 @@ class SegmentQueue:
         return True
 
     def _deadline(self, now: int) -> int:
-        """Return when a lease ends that is given now. Leases of the same millisecond share the number: there may be
-        many of them."""
-        deadline = (now + self._settings.ack_timeout_us) // 1_000 * 1_000 + 1_000
+        """Return when a lease ends that is given now. Leases of about the same time share the number, because there may
+        be many of them: each is a little longer than it has to be."""
+        timeout_us = self._settings.ack_timeout_us
+        step = max(1_000, timeout_us // DEADLINE_STEPS)
+        deadline = (now + timeout_us) // step * step + step
         if deadline != self._last_deadline:
             self._last_deadline = deadline
         return self._last_deadline
@@ -582,12 +595,11 @@ class SegmentQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        times = [each for each in (self._state.next_deadline, self._state.next_due) if each is not None]
-        if times and (self._channels or self._state.next_deadline is not None):
-            # A waiting message that is due, and finds no consumer with room, needs no timer.
-            later = [each for each in times if each > now]
-            if later:
-                self._timer = self._loop.call_later((min(later) - now) / 1e6 + 0.0005, self.pump)
+        times = (self._state.next_deadline, self._state.next_due, self._next_expiry)
+        # A waiting message that is due, and finds no consumer with room, needs no timer.
+        later = [each for each in times if each is not None and each > now]
+        if later:
+            self._timer = self._loop.call_later((min(later) - now) / 1e6 + 0.0005, self.pump)
 
 
 def _base(batch: StoredBatch) -> Offset:

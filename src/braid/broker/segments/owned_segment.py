@@ -152,6 +152,7 @@ class OwnedSegment:
                 if self.storage.log.sealed and not info.is_active and not self._exports_end:
                     self._exports_end = True  # Not before the children take publishes: producers wait for them.
                     self.storage.export_end()
+            self.queues.pump()  # The limit of messages' age may be another one.
 
     async def flush(self) -> None:
         """Return when everything that was taken is confirmed, or when followers do not confirm it for FOLLOWERS_S."""
