@@ -377,21 +377,13 @@ class SegmentQueue:
         return int(self._clock.monotonic() * 1e6)
 
     def _to_store(self, returned: Iterable[Returned]) -> tuple[Returned, ...]:
-        """Write times as other brokers read them: µs since 1970. What is due now is due on every broker, whatever its
-        clock says."""
+        """Write times as other brokers read them: µs since 1970."""
         now, since_1970 = self._now(), self._clock.now_us()
-        return tuple(
-            each._replace(not_before=since_1970 + each.not_before - now if each.not_before > now else 0)
-            for each in returned
-            if not each.is_like_new
-        )
+        return tuple(each.between_clocks(now, since_1970) for each in returned if not each.is_like_new)
 
     def _from_store(self, returned: Iterable[Returned]) -> list[Returned]:
         now, since_1970 = self._now(), self._clock.now_us()
-        return [
-            each._replace(not_before=now + each.not_before - since_1970 if each.not_before > since_1970 else 0)
-            for each in returned
-        ]
+        return [each.between_clocks(since_1970, now) for each in returned]
 
     @property
     def _is_over(self) -> bool:

@@ -41,6 +41,11 @@ class Returned(NamedTuple):
         """Whether no delivery counts, and no reason is known: then nothing is stored."""
         return not self.deliveries and not self.reason
 
+    def between_clocks(self, now: int, there: int) -> Returned:
+        """Return the event with its time as another clock shows it, which says `there` when this one says `now`. What
+        is due now is due there, whatever that clock says."""
+        return self._replace(not_before=there + self.not_before - now if self.not_before > now else 0)
+
 
 class QueueEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What happened to a queue, in any order."""
