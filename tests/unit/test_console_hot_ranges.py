@@ -67,6 +67,8 @@ def test_the_hottest_range_is_named_only_if_it_stands_out() -> None:
     hot = draw_hash_load({"0": measured(0, 0xFFFF, [0.1, 0.1, 0.7, 0.1])}).hottest
     assert hot is not None
     assert (hot.first_hash, hot.last_hash, hot.share) == (0x8000, 0xBFFF, 0.7)
+    few = measured(0, 0xFFFF, [0.1, 0.1, 0.7, 0.1], splitHelps=None, splitAt=None)
+    assert draw_hash_load({"0": few}).hottest is None, "by chance"
 
 
 def test_few_records_are_seen_and_none_are_not() -> None:
