@@ -67,6 +67,8 @@ def test_the_hottest_range_is_named_only_if_it_stands_out() -> None:
     hot = draw_hash_load({"0": measured(0, 0xFFFF, [0.1, 0.1, 0.7, 0.1])}).hottest
     assert hot is not None
     assert (hot.first_hash, hot.last_hash, hot.share) == (0x8000, 0xBFFF, 0.7)
+    few = measured(0, 0xFFFF, [0.1, 0.1, 0.7, 0.1], splitHelps=None, splitAt=None)
+    assert draw_hash_load({"0": few}).hottest is None, "by chance"
 
 
 def test_few_records_are_seen_and_none_are_not() -> None:
@@ -90,6 +92,19 @@ def test_a_segment_has_the_hash_at_which_a_split_halves_its_load() -> None:
     assert "50 % below, 50 % above" in shown
     assert shown.count('class="cut') == 2, "a mark for each segment"
     assert "data-act" not in page(EVEN, read_only=True)
+
+
+def test_a_segment_that_nobody_has_measured_is_told_from_one_without_load() -> None:
+    seen = (
+        SegmentSeen(id=0, first_hash=0, last_hash=0x7FFF, active=True),
+        SegmentSeen(id=1, first_hash=0x8000, last_hash=0xFFFF, active=True),
+        SegmentSeen(id=2, first_hash=0, last_hash=0xFFFF, active=False),
+    )
+    detail = TopicDetail(at=0.0, layout={}, stats={}, key_hashes={"segments": {"0": EVEN["0"]}, "unknown": ()})
+    shown = hot_ranges_card(TopicSeen(path="t", segments=seen), detail, {}, read_only=False)
+    assert "segment 1 is not measured yet" in shown
+    assert "segment 0 is not" not in shown
+    assert shown.count('class="range"') == 2, "a sealed segment has no place on the ring"
 
 
 def test_one_key_that_is_the_load_is_named_and_offers_no_split() -> None:

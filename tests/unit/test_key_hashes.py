@@ -9,6 +9,8 @@ from braid.model.ids import SegmentId
 from braid.model.layout import FULL_RANGE, MAX_SEGMENTS, HashRange, Layout
 from braid.model.load import KeyHashLoad
 from braid.model.names import TopicName
+from braid.model.topic import Topic
+from braid.model.transition import plan_split
 
 EVEN = KeyHashLoad(
     records=1_000,
@@ -54,8 +56,9 @@ def test_many_segments_have_fewer_parts_each(segments: int, parts: int) -> None:
 
 
 def test_only_segments_that_take_writes_and_were_measured_are_told() -> None:
-    layout = Layout.initial(2)
-    measured = {SegmentId(0): (50, EVEN), SegmentId(1): (10, None), SegmentId(9): (1, EVEN)}
-    found = TopicKeyHashes.of(TopicName.parse("orders"), layout, measured, ["why"])
-    assert ([*found.segments], found.unknown) == ([0], ("why",))
-    assert found.segments[SegmentId(0)].hash_range == HashRange(0, 0x7FFF)
+    whole = Topic(id=1, layout=Layout.initial(1))
+    split = whole.beginning(plan_split(whole.layout, 0), transition_id=7, created_at=0).sealing().committed()
+    measured = {SegmentId(0): (50, EVEN), SegmentId(1): (50, EVEN), SegmentId(2): (10, None), SegmentId(9): (1, EVEN)}
+    found = TopicKeyHashes.of(TopicName.parse("orders"), split.layout, measured, ["why"])
+    assert ([*found.segments], found.unknown) == ([1], ("why",)), "0 is sealed, 2 was not measured, 9 is not there"
+    assert found.segments[SegmentId(1)].hash_range == HashRange(0, 0x7FFF)

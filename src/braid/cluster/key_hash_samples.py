@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from braid.model.batch.header import BatchHeader
@@ -138,11 +139,8 @@ class KeyHashSamples:
         )
 
     def _shares(self, parts: int, records: float) -> tuple[float, ...]:
-        found = [0.0] * parts
-        if parts and records:
-            for number, load in enumerate(self._loads):
-                found[number * parts // self.cells] += load / records
-        return tuple(round(share, 5) for share in found)
+        edges = [-(-number * self.cells // max(parts, 1)) for number in range(parts + 1)]
+        return tuple(round(sum(self._loads[first:end]) / (records or 1), 5) for first, end in pairwise(edges))
 
 
 def _look(batch: bytes | memoryview, header: BatchHeader) -> Sequence[int | None]:

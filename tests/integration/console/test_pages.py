@@ -122,7 +122,7 @@ def test_a_split_by_the_page_asks_back_and_a_merge_joins_again(stage: Stage, new
 
 
 def test_hot_ranges_show_where_the_load_is_and_where_a_split_halves_it(
-    stage: Stage, client: Client, new_page: NewPage, shot: Shot
+    stage: Stage, client: Client, new_page: NewPage
 ) -> None:
     page = new_page()
     page.goto(stage.url + ORDERS)
@@ -132,8 +132,6 @@ def test_hot_ranges_show_where_the_load_is_and_where_a_split_halves_it(
     expect(busiest.get_by_role("button", name="Split at")).to_be_visible(timeout=LIVE_MS)
     hot.locator(".cut").first.hover()
     expect(page.locator("#tip")).to_contain_text("halves segment")
-    hot.scroll_into_view_if_needed()
-    shot(page, "hot-ranges")
     segment = int(str(busiest.get_attribute("data-load")))
     button = busiest.get_by_role("button", name="Split at")
     at = str(button.get_attribute("data-at"))
@@ -271,6 +269,9 @@ def test_dark_and_phone_are_readable(stage: Stage, new_page: NewPage, shot: Shot
     expect(page.locator("body.body--light")).to_have_count(1)
     page.mouse.move(640, 20)
     shot(page, "topic")
+    expect(card(page, "Hot ranges").locator("tr[data-load]")).to_have_count(4, timeout=LIVE_MS)
+    page.evaluate("document.querySelector('.hash-load').scrollIntoView({block: 'center'})")
+    shot(page, "hot-ranges")
     phone = new_page(width=390, height=844)
     for path, name in (("/", ""), ("/topics", ""), (ORDERS, "topic-phone"), ("/messages", ""), ("/subscriptions", "")):
         phone.goto(stage.url + path)

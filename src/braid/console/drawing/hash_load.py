@@ -57,8 +57,11 @@ def draw_hash_load(segments: Mapping[str, Any]) -> HashLoad:
     known = sum(each.last_hash - each.first_hash + 1 for each in bars)
     mean = sum(each.per_s for each in bars) / known
     placed = tuple(_with_height(each, highest) for each in bars)
-    densest = max(placed, key=lambda each: each.height)
-    return HashLoad(placed, densest if densest.density >= STANDS_OUT * mean and len(placed) > 1 else None)
+    # A segment of which few records are known has hot ranges by chance.
+    known_well = [each for each in placed if segments[str(each.segment)]["splitHelps"] is not None]
+    densest = max(known_well, key=lambda each: each.density, default=None)
+    stands_out = densest is not None and len(placed) > 1 and densest.density >= STANDS_OUT * mean
+    return HashLoad(placed, densest if stands_out else None)
 
 
 def _bars(segment: int, found: Mapping[str, Any]) -> list[Bar]:

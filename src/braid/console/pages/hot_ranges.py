@@ -11,6 +11,7 @@ from braid.console.drawing.svg import colour
 from braid.console.html import Child, Html, el, join
 from braid.console.numbers import count_text, percent_text, rate_text
 from braid.console.pages.parts import act, card, empty, number, owner_dot, pill, table
+from braid.console.watch.history import SegmentSeen
 from braid.console.watch.view import Json, TopicDetail, TopicSeen
 
 LISTED: Final = 6
@@ -21,7 +22,8 @@ NAMED: Final = RING // 16
 
 
 def hot_ranges_card(topic: TopicSeen, detail: TopicDetail, colours: dict[str, int], *, read_only: bool) -> Html:
-    owners = {each.id: each.owner for each in topic.segments}
+    active = {each.id: each for each in topic.segments if each.active}
+    owners = {id_: each.owner for id_, each in active.items()}
     measured: dict[str, Json] = detail.key_hashes["segments"] if detail.key_hashes is not None else {}
     load = draw_hash_load(measured)
     body: list[Child] = []
@@ -32,7 +34,7 @@ def hot_ranges_card(topic: TopicSeen, detail: TopicDetail, colours: dict[str, in
         how = "Owners count key hashes while this page is open: publish records with keys, and the bars rise."
         body.append(empty("bar_chart", "No record with a key has come lately", how))
     else:
-        body.append(_picture(load, measured, owners, colours))
+        body.append(_picture(load, measured, active, colours))
         body.append(_busiest(measured, owners, colours, read_only=read_only))
     lines = [el("p", line, cls="muted") for line in (*_unknown(detail), *_advice(detail.proposal))]
     if lines:
@@ -43,10 +45,13 @@ def hot_ranges_card(topic: TopicSeen, detail: TopicDetail, colours: dict[str, in
 # The picture.
 
 
-def _picture(load: HashLoad, measured: dict[str, Json], owners: dict[int, str], colours: dict[str, int]) -> Html:
+def _picture(
+    load: HashLoad, measured: dict[str, Json], active: dict[int, SegmentSeen], colours: dict[str, int]
+) -> Html:
     shapes: list[Html] = []
     for segment, group in groupby(load.bars, key=lambda each: each.segment):
-        fill = colour(owners.get(segment, ""), colours)
+        owner = active[segment].owner if segment in active else ""
+        fill = colour(owner, colours)
         shapes.append(el("path", d=outline(list(group)), style=f"fill:{fill}"))
     if load.hottest is not None:
         shapes.append(el("path", d=outline([load.hottest]), cls="hottest"))
@@ -60,7 +65,7 @@ def _picture(load: HashLoad, measured: dict[str, Json], owners: dict[int, str], 
         aria_label="Records in a second by key hash",
     )
     cuts = [_cut(each) for each in _listed(measured) if _helps(each[1])]
-    edges = [_edge(int(id_), found) for id_, found in measured.items()]
+    edges = [_edge(each, measured=str(each.id) in measured) for each in active.values()]
     ticks = [el("span", f"{tick:04x}", style=f"left:{percent_of_ring(tick)}") for tick in TICKS]
     ticks.append(el("span", "ffff", cls="last"))
     return el(
@@ -81,11 +86,11 @@ def _hint(bar: Bar) -> Html:
     return el("rect", x=bar.first_hash, y="0", width=width, height=int(HEIGHT), cls="hint", data_tip=tip)
 
 
-def _edge(segment: int, found: Json) -> Html:
-    first, end = found["hashRange"]["start"], found["hashRange"]["end"] + 1
-    name = el("span", f"segment {segment}") if end - first >= NAMED else None
-    style = f"left:{percent_of_ring(first)};width:{percent_of_ring(end - first)}"
-    return el("div", name, cls="range", style=style)
+def _edge(segment: SegmentSeen, *, measured: bool) -> Html:
+    width = segment.last_hash + 1 - segment.first_hash
+    text = f"segment {segment.id}" if measured else f"segment {segment.id} is not measured yet"
+    style = f"left:{percent_of_ring(segment.first_hash)};width:{percent_of_ring(width)}"
+    return el("div", el("span", text) if width >= NAMED else None, cls="range", style=style)
 
 
 def _cut(listed: tuple[str, Json]) -> Html:

@@ -293,7 +293,7 @@ def _create(visit: Visit, path: str) -> None:
     given = {"topic": path, "name": "", "start": "latest", "kind": "stream"}
 
     def fields() -> None:
-        names = {each: short_name(each) for each in visit.view.topics}
+        names = {each: short_name(each) for each in visit.view.topics} | ({path: short_name(path)} if path else {})
         ui.select(names, label="Topic").props(OUTLINED).classes("w-full").bind_value(given, "topic")
         with ui.element("div").classes("form-row"):
             ui.input("Name").props(OUTLINED).classes("grow").bind_value(given, "name")
