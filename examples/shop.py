@@ -20,6 +20,7 @@ from braid.broker.broker import Broker
 from braid.broker.config import BrokerConfig
 from braid.client.client import Client
 
+SEGMENTS = 4
 CUSTOMERS = 50
 ORDERS = 10_000
 
@@ -42,7 +43,8 @@ async def sell(client: Client) -> None:
     """One customer's orders keep their order: they share a key, so a segment."""
     async with client.producer("shop", compression="zstd") as producer:
         first = await producer.send(b"100", key=b"customer-0", headers={"currency": "EUR"})
-        print(f"the first order is record {first.offset} of segment {first.segment}")
+        print("A shop publishes its orders, keyed by customer.")
+        print(f"    the first order is record {first.offset} of segment {first.segment}")
         orders = [(b"customer-%d" % (n % CUSTOMERS), b"%d" % (n % 90 + 10)) for n in range(1, ORDERS)]
         await producer.send_many(orders)
 
@@ -59,6 +61,16 @@ async def work(client: Client, name: str, done: Counter[str], last: dict[bytes |
             await consumer.ack(message)
 
 
+async def both_at_work(client: Client) -> None:
+    """Return when each worker has half of the segments. Otherwise the first one could do all the work."""
+    async with asyncio.timeout(60):
+        while True:
+            workers = (await client.admin.subscription("shop", "shipping"))["consumers"].values()
+            if [len(each["segments"]) for each in workers] == [SEGMENTS // 2] * 2:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def total(client: Client) -> None:
     """The same records as columns: no Python per record."""
     cents = rows = 0
@@ -69,20 +81,27 @@ async def total(client: Client) -> None:
             values = batch.table.column("value").cast(pa.string()).cast(pa.int64())
             cents += pc.sum(values).as_py()
             rows += len(batch)
-        print(f"{rows} orders are worth {cents}; a later run can go on from {len(consumer.checkpoint())} bytes")
+        print("A report reads the same orders as columns.")
+        print(f"    {rows:,} orders are worth {cents / 100:,.2f} EUR")
+        print(f"    its checkpoint, from which a later report goes on, is {len(consumer.checkpoint())} bytes long")
 
 
 async def main() -> None:
     async with a_broker() as url, braid.connect(url) as client:
-        await client.admin.create_topic("shop", segments=4)
-        await sell(client)
+        await client.admin.create_topic("shop", segments=SEGMENTS)
+        await client.admin.create_subscription("shop", "shipping")
         done: Counter[str] = Counter()
         last: dict[bytes | None, int] = {}
-        await asyncio.gather(*(work(client, name, done, last) for name in ("anna", "ben")))
-        print(f"anna and ben shipped {sum(done.values())} orders, each customer's in order")
-        await total(client)
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("anna", "ben"):
+                tasks.create_task(work(client, name, done, last))
+            await both_at_work(client)
+            await sell(client)
+        print("Anna and Ben share the subscription shipping.")
+        print(f"    anna shipped {done['anna']:,} orders and ben {done['ben']:,}, each customer's in order")
         stats = await client.admin.subscription("shop", "shipping")
-        print(f"shipping has a backlog of {stats['backlog']}")
+        print(f"    the subscription's backlog is {stats['backlog']}")
+        await total(client)
         await client.admin.delete_topic("shop")
 
 

@@ -122,6 +122,9 @@ def test_a_store_that_is_in_use_is_not_overwritten(tmp_path: Path) -> None:
         again = run_to_end("", "backup", file, "--data", str(data))
         assert again.returncode == 2
         assert b"overwrites nothing" in again.stderr
+        running = run_to_end("", "restore", file, "--data", str(data), "--dry-run")
+        assert running.returncode == 1
+        assert b"is used by a broker that runs: stop all brokers first" in running.stderr
     done = run_to_end("", "restore", file, "--data", str(data))
     assert done.returncode == 2
     assert b"name an empty store" in done.stderr
@@ -133,6 +136,14 @@ def test_a_store_that_is_in_use_is_not_overwritten(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert b"backup" in done.stderr
     assert not (data / "metadata.db").exists()
+
+
+def test_a_backup_of_a_store_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    for options in (("--data", str(tmp_path)), ("--metadata", f"sqlite:{tmp_path}/metadata.db")):
+        done = run_to_end("", "backup", str(tmp_path / "backup"), *options)
+        assert done.returncode == 2
+        assert f"there is no metadata store {tmp_path}/metadata.db" in done.stderr.decode()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture(name="cluster")

@@ -206,6 +206,7 @@ def test_without_a_broker_the_error_says_what_was_tried(
     assert main.run(["--url", f"braid://127.0.0.1:{port}", "topic", "list"]) == 1
     said = capfd.readouterr().err
     assert f"127.0.0.1:{port} cannot be reached" in said
+    assert said.endswith("; start it, or name another by --url\n")
     assert said.count("\n") == 1
 
 

@@ -205,6 +205,7 @@ def test_colours_are_for_terminals_and_not_with_no_color() -> None:
         (("subscription", "create", "t", "s", "--kind", "queue", "--ack-timeout", "5"), "'5' is no time"),
         (("subscription", "redrive", "t", "s", "--count", "0"), "0 is not in the range"),
         (("token", "create", "--role", "r"), "exactly one of --secret-file and --private-key-file"),
+        (("topic", "split", "t", "0", "--at", "zz"), "'zz' is no hash: write 1 to 4 hexadecimal digits"),
         (("up", "--port", "65535"), "65535 + 2 is above 65535"),
         (("consume", "t", "-s", "s", "--json", "--key-separator", ":"), "two formats; choose one"),
         (("topic", "list", "--url", "http://x"), "'http://x' is no broker URL"),

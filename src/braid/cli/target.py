@@ -56,8 +56,9 @@ class Target(msgspec.Struct, frozen=True):
             await retrying(client.pool.any, asyncio.get_running_loop().time() + CONNECT_S, client.backoff())
         except BaseException as error:
             await client.close()
-            if isinstance(error, ConnectFailed) and self.url == DEFAULT_URL:
-                raise ConnectFailed(f"{error}; start one with `braid serve`, or name another by --url") from error
+            if isinstance(error, ConnectFailed):
+                start = "start one with `braid serve`" if self.url == DEFAULT_URL else "start it"
+                raise ConnectFailed(f"{error}; {start}, or name another by --url") from error
             raise
         async with client:
             yield client

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from braid.broker.data_folder import DataFolder, open_data_folder, read_mark
 from braid.cli.backup.rules import DiskLog, History
-from braid.model.errors import InvalidArgument, InvalidName
+from braid.model.errors import FileTaken, InvalidArgument, InvalidConfig, InvalidName
 from braid.model.names import SegmentName
 from braid.ports.disk import Disk
 from braid.storage.history.manifest import SegmentManifest, TopicManifest, read_segment_manifest, read_topic_manifest
@@ -118,7 +118,14 @@ async def locked_folders(disk: Disk, paths: Sequence[str]) -> AsyncIterator[list
             mark = await read_mark(disk, path) if os.path.isdir(path) else None
             if mark is None:
                 raise InvalidArgument(f"{path} is no data folder of a broker")
-            folder = await open_data_folder(disk, path, mark.broker_id)
+            try:
+                folder = await open_data_folder(disk, path, mark.broker_id)
+            except InvalidConfig as error:
+                if isinstance(error.__cause__, FileTaken):
+                    raise InvalidConfig(
+                        f"the data folder {path} is used by a broker that runs: stop all brokers first"
+                    ) from error
+                raise
             stack.push_async_callback(folder.release)
             folders.append(folder)
         names = [folder.mark.broker_id for folder in folders]

@@ -7,6 +7,7 @@ restored in part makes another id, and a marked storage refuses it. A second res
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
@@ -48,6 +49,9 @@ async def _open(url: str) -> Store:
 
 async def take_backup(url: str, file: str) -> Snapshot:
     clock = SystemClock()
+    path = url.removeprefix("sqlite:")
+    if path != url and not os.path.exists(path):  # Opening would make an empty store there.
+        raise InvalidArgument(f"there is no metadata store {path}: name the folder that has it by --data")
     store = await _open(url)
     try:
         snapshot = await snapshots.take(store, clock.now_us())

@@ -63,12 +63,39 @@ BARS: Final = {"large": 100_000.0, "small": 30_000.0, "p99_ms": 20.0, "open_s": 
     help=f"Of a round with a prefetch of {LARGE:,}; the others take fewer.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How often each is measured.")
-@click.option("--rate", type=click.FloatRange(min=1), default=1_000, show_default=True, help="Nacks per second.")
 @click.option(
-    "--duration", "duration_s", type=click.FloatRange(min=0.1), default=5.0, show_default=True, metavar="SECONDS"
+    "--rate",
+    type=click.FloatRange(min=1),
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="Nacks per second, while redeliveries are timed.",
 )
-@click.option("--settled", type=click.IntRange(min=100), default=1_000_000, show_default=True, metavar="N")
-@click.option("--leased", type=click.IntRange(min=2, max=HELD), default=10_000, show_default=True, metavar="N")
+@click.option(
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(min=0.1),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long redeliveries are timed in each round.",
+)
+@click.option(
+    "--settled",
+    type=click.IntRange(min=100),
+    default=1_000_000,
+    show_default=True,
+    metavar="N",
+    help="Settled messages in the segment whose opening is timed.",
+)
+@click.option(
+    "--leased",
+    type=click.IntRange(min=2, max=HELD),
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="Leased messages there.",
+)
 @click.option("--size", type=SIZE, default=100, show_default=True, help="Bytes of a value.")
 @json_option
 def queue(
@@ -81,7 +108,7 @@ def queue(
     size: int,
     as_json: bool,
 ) -> None:
-    """Start a broker, and consume queues: rates, redelivery, opening, memory.
+    """Start a broker, and measure queues: rates, redelivery, opening after a crash, memory. It takes some minutes.
 
     \b
     braid bench queue

@@ -20,6 +20,7 @@ from braid.cli.terminal.output import (
     print_table,
     range_text,
 )
+from braid.cli.terminal.param_types import HASH
 from braid.cli.terminal.spinner import status_line, with_elapsed
 from braid.model.names import TopicName
 
@@ -35,7 +36,9 @@ timeout_option = click.option(
 @click.command()
 @click.argument("name")
 @click.argument("segment_id", type=int)
-@click.option("--at", metavar="HEX", help="The first hash of the upper half, hex digits. [default: the middle]")
+@click.option(
+    "--at", type=HASH, metavar="HEX", help="The first hash of the upper half, hex digits. [default: the middle]"
+)
 @click.option("--into", type=click.IntRange(2), default=2, show_default=True, help="How many segments of equal size.")
 @timeout_option
 @json_option

@@ -34,6 +34,19 @@ class Quantity(click.ParamType[int]):
         return str(amount)
 
 
+class _Hash(click.ParamType[str]):
+    """A key's hash in hexadecimal digits."""
+
+    name = "hash"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if re.fullmatch(r"[0-9a-fA-F]{1,4}", value) is None:
+            self.fail(f"{value[:200]!r} is no hash: write 1 to 4 hexadecimal digits, such as c000", param, ctx)
+        return str(value)
+
+
+HASH: Final = _Hash()
+
 OFF: Final = "off"
 FOREVER: Final = "forever"
 
