@@ -19,6 +19,9 @@ import braid
 from braid import otel, sync
 from braid.errors import ClientClosed
 from tests.kits.admin import AdminBroker, admin_broker
+from tests.kits.waiting import wait_until
+
+WAIT_S = 30.0
 
 
 @pytest.fixture(name="broker", scope="module")
@@ -137,6 +140,55 @@ def test_blocking_programs_have_the_same(broker: AdminBroker, topic: str, spans:
     assert [link.context.span_id for link in batch.links] == [one.context.span_id, two.context.span_id]
     assert batch.attributes is not None
     assert batch.attributes["messaging.batch.message_count"] == 4
+
+
+def test_the_trace_of_a_publish_goes_on_in_a_queue_in_its_dead_letter_and_in_a_redrive(
+    broker: AdminBroker, topic: str, spans: Spans
+) -> None:
+    dead, path = f"{topic}-dead", f"public/default/{topic}"
+    with sync.connect(f"braid://{broker.broker.address}") as client:
+        client.admin.create_topic(dead)
+        client.admin.create_subscription(topic, "q", kind="queue", max_deliveries=2, dead_letter_topic=dead)
+        with otel.traced(client.producer(topic), tracer_provider=spans.provider) as producer:
+            producer.send(b"value", key=b"k", headers={"mine": b"1"})
+        (send,) = spans.take()
+
+        def process(message: braid.Message | None, subscription: str) -> braid.Message:
+            assert message is not None
+            with otel.processing(message, subscription=subscription, tracer_provider=spans.provider):
+                return message
+
+        with client.queue_consumer(topic, "q") as consumer:
+            for delivered_before in (0, 1):
+                message = consumer.receive(timeout=WAIT_S)
+                process(message, "q")
+                assert message is not None
+                assert message.redelivery_count == delivered_before
+                consumer.nack(message, reason="no stamps")
+            wait_until(lambda: client.admin.subscription(topic, "q")["queue"]["deadLettered"] == 1, "a dead letter")
+        with client.stream_consumer(dead, "undertaker", start="earliest") as letters:
+            letter = process(next(iter(letters)), "undertaker")
+        assert letter.headers["braid-dead-letter-reason"] == b"no stamps"
+        assert client.admin.redrive(topic, "q")["redriven"] == 1
+        with client.queue_consumer(topic, "q") as consumer:
+            again = process(consumer.receive(timeout=WAIT_S), "q")
+    first, second, buried, redriven = spans.take()
+    for each in (first, second, buried, redriven):
+        assert each.kind == SpanKind.CONSUMER
+        assert each.context.trace_id == send.context.trace_id
+        assert each.parent is not None
+        assert each.parent.is_remote
+        assert each.parent.span_id == send.context.span_id
+    places = [_place(each) for each in (first, second, buried, redriven)]
+    public = f"public/default/{dead}"
+    assert places == [(path, "q", "0:0"), (path, "q", "0:0"), (public, "undertaker", "0:0"), (path, "q", "0:1")]
+    assert dict(again.headers) == {"mine": b"1", "traceparent": letter.headers["traceparent"]}
+
+
+def _place(span: ReadableSpan) -> tuple[object, ...]:
+    assert span.attributes is not None
+    names = ("destination.name", "destination.subscription.name", "message.id")
+    return tuple(span.attributes[f"messaging.{name}"] for name in names)
 
 
 def test_a_message_without_a_context_begins_no_foreign_trace(spans: Spans) -> None:
