@@ -1,8 +1,8 @@
 """A queue of a replicated topic under random faults: those of replicated_world.py, with consumers that ack, return,
 forget and come back.
 
-- I9: no owner hands out a message after its ack was confirmed. Leases rise with owners and deliveries, so they tell
-  which deliveries came later. A message that was on its way before may still come to a program;
+- I9: no program sees a message that was sent after a program was told that its ack is stored. A message that was on its
+  way before may still come to a program. Under one lease it comes once;
 - I2: every confirmed message comes, and is settled at the end;
 - I8: at the end no replica holds more of the queue than of the log.
 
@@ -12,12 +12,16 @@ forget and come back.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from braid.broker.queues.segment_queue import LEASE_BITS
+from braid.broker.queues.channel import QueueChannel
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
 from braid.model.errors import AckStale, TimedOut
 from braid.model.message import QueueMessage
+from braid.model.queue.state import Handed
+from braid.storage.reader import StoredBatch
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers
 from tests.kits.replicated_world import SETTLED_S, ReplicatedWorld, main
@@ -29,11 +33,19 @@ WORKERS = 3
 class QueueWorld(ReplicatedWorld):
     def __init__(self, simulation: Simulation, brokers: Brokers, client: Client, replicas: int, confirm: int) -> None:
         super().__init__(simulation, brokers, client, replicas, confirm)
-        self.settled: dict[int, int] = {}
-        """By number whose ack was confirmed: a lease that every later delivery would exceed."""
+        self.settled: dict[int, float] = {}
+        """By number: when a program was told that its ack is stored."""
+        self.sent: dict[tuple[int, int], float] = {}
+        """By offset and lease: when an owner has sent the message."""
+        self.received: set[tuple[int, int]] = set()
+        """Offsets and leases of messages that programs have got."""
         self.deliveries = 0
         self.stale = 0
         self._ending = False
+
+    async def run(self, duration_s: float) -> None:
+        with self._watched_channels():
+            await super().run(duration_s)
 
     def counts(self) -> str:
         return f"{len(self.settled)} settled, {self.deliveries} deliveries, {self.stale} stale"
@@ -59,9 +71,13 @@ class QueueWorld(ReplicatedWorld):
 
     def _delivered(self, message: QueueMessage) -> None:
         self.deliveries += 1
-        number = int(message.value)
-        last = self.settled.get(number)
-        assert last is None or message.lease <= last, f"I9: message {number} was handed out after its confirmed ack"
+        number, place = int(message.value), (message.offset, message.lease)
+        what = f"message {number} under lease {message.lease}"
+        assert place not in self.received, f"{what} came twice"
+        self.received.add(place)
+        assert place in self.sent, f"no owner has sent {what}"
+        settled_at = self.settled.get(number)
+        assert settled_at is None or self.sent[place] <= settled_at, f"I9: {what} was sent after its confirmed ack"
 
     async def _answer(self, consumer: QueueConsumer, message: QueueMessage) -> None:
         chance = 1.0 if self._ending else self.random.random()
@@ -81,11 +97,26 @@ class QueueWorld(ReplicatedWorld):
         except TimedOut:
             pass  # It may be stored.
         else:
-            # An earlier owner may have handed out the message again before the present one took this ack.
-            views = [each.cluster.owners.of_topic(PATH).values() for each in self.brokers.running.values()]
-            epoch = max((record.epoch for records in views for record in records), default=1)
-            is_present = message.lease >> LEASE_BITS == epoch
-            self.settled[int(message.value)] = message.lease if is_present else (epoch << LEASE_BITS)
+            self.settled.setdefault(int(message.value), asyncio.get_running_loop().time())
+
+    @contextmanager
+    def _watched_channels(self) -> Iterator[None]:
+        """Note what owners send meanwhile."""
+        send = QueueChannel.send
+
+        def sent(
+            channel: QueueChannel, batch: StoredBatch, handed: Sequence[Handed], max_deliveries: int, end: int
+        ) -> None:
+            now = asyncio.get_running_loop().time()
+            for run in handed:
+                self.sent.update(((offset, run.lease), now) for offset in range(run.start, run.end))
+            send(channel, batch, handed, max_deliveries, end)
+
+        QueueChannel.send = sent  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            QueueChannel.send = send  # type: ignore[method-assign]
 
     async def _check(self, sending: asyncio.Future[None], reading: asyncio.Future[None]) -> None:
         before = len(self.confirmed)
