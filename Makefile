@@ -7,6 +7,7 @@ SECONDS ?= 120
 METADATA ?= sqlite
 STORAGE ?= shared
 BROKERS ?= 4
+IMAGE ?=
 # Options of the benchmarks beside peers, such as --quick.
 PEERS ?=
 # The tests start hundreds of processes. Without compiled modules each of them would compile Braid anew.
@@ -116,11 +117,11 @@ bench-peers: setup
 bench-kafka: setup
 	$(WITH_PEERS) $(BIN)/python -m benchmarks.kafka_replicas
 
-# Needs no registry of images, and no systemd on this machine.
+# Needs no registry of images, and no systemd on this machine. IMAGE="--python 3.13": another version than 3.11.
 image: setup
 	bash tools/system.sh podman podman runc runc netavark /usr/lib/podman/netavark iptables iptables \
 	    mmdebstrap mmdebstrap systemd-container systemd-nspawn
-	$(BIN)/python -m tests.image
+	$(BIN)/python -m tests.image $(IMAGE)
 
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

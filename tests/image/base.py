@@ -1,7 +1,7 @@
 """The image that the Dockerfile begins with, made of Debian's packages: no registry of images is needed.
 
-It has the name, the Debian and the Python of the official image, and the same commands. Its files lie elsewhere: Debian
-has Python in /usr, the official image in /usr/local.
+It has the name, the Python and the commands of the official image. Its files lie elsewhere: Debian has Python in /usr,
+the official image in /usr/local. Python 3.13 comes from Debian 13, although the name says bookworm, which is Debian 12.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from typing import Final
 
 from tests.image.podman import Podman, succeed
 
-PYTHON: Final = "3.11"
-SUITE: Final = "bookworm"
-BASE: Final = f"docker.io/library/python:{PYTHON}-slim-{SUITE}"
+SUITES: Final = {"3.11": "bookworm", "3.13": "trixie"}
+"""The Debian that has each version of Python."""
 PACKAGES: Final = "python3,python3-venv,python3-pip,python-is-python3,ca-certificates,netbase,tzdata"
 _OF_PIP: Final = ("index-url", "extra-index-url", "proxy", "trusted-host", "default-timeout")
 _AUTHORITIES: Final = "/run/authorities.pem"
 
 
-def make_base(podman: Podman, cache: Path) -> bool:
+def base_name(python: str) -> str:
+    return f"docker.io/library/python:{python}-slim-bookworm"
+
+
+def make_base(podman: Podman, python: str, cache: Path) -> bool:
     """Make the image. Returns whether its files were in the cache from an earlier run."""
-    archive = cache / f"python-{PYTHON}-{SUITE}.tar"
+    suite = SUITES[python]
+    archive = cache / f"python-{python}-{suite}.tar"
     cached = archive.exists()
     if not cached:
         unfinished = archive.with_suffix(".unfinished.tar")
-        succeed("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", SUITE, unfinished)
+        succeed("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", suite, unfinished)
         unfinished.rename(archive)
-    podman("import", "--change", 'CMD ["python3"]', archive, BASE)
+    podman("import", "--change", 'CMD ["python3"]', archive, base_name(python))
     return cached
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.image.base import BASE, PYTHON, network_options
+from tests.image.base import base_name, network_options
 from tests.image.podman import CommandFailed, Podman
 from tests.kits.commands import lines, run
 from tests.kits.etcd_server import free_ports
@@ -26,11 +26,11 @@ Seen = Iterator[tuple[str, str]]
 """What was checked, and what was seen."""
 
 
-def build_image(podman: Podman, folder: Path) -> Seen:
+def build_image(podman: Podman, python: str, folder: Path) -> Seen:
     began = time.monotonic()
-    podman.build(DOCKERFILE, IMAGE, ROOT, f"--build-arg=PYTHON={PYTHON}", *network_options(folder))
+    podman.build(DOCKERFILE, IMAGE, ROOT, f"--build-arg=PYTHON={python}", *network_options(folder))
     yield "build", f"{time.monotonic() - began:.0f} s"
-    base, image = (podman.inspect("image", name)["Size"] for name in (BASE, IMAGE))
+    base, image = (podman.inspect("image", name)["Size"] for name in (base_name(python), IMAGE))
     yield "size", f"{image / 1e6:,.0f} MB, of which Braid and its packages {(image - base) / 1e6:,.0f} MB"
 
 
