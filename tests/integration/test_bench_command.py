@@ -159,9 +159,10 @@ def test_moves_in_a_row_of_copied_history_are_measured(bench: Bench, tmp_path: P
     assert row[-3:] == ["0", "0", "0"]
 
 
-def test_replicas_are_measured_and_a_fail_over_shows_no_error(bench: Bench) -> None:
+def test_replicas_are_measured_and_a_fail_over_shows_no_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "IDLE_S", 0.2)
     load = ("--rounds", "1", "--publish", "1MiB", "--seconds", "0.5", "--kills", "1", "--catch-up", "4MiB")
-    done = bench.run("replication", *load, "--json")
+    done = bench.run("replication", *load, "--segments", "12", "--json")
     assert done.code == 0, done.err
     answer = json.loads(done.out)
     result = answer["result"]
@@ -174,6 +175,9 @@ def test_replicas_are_measured_and_a_fail_over_shows_no_error(bench: Bench) -> N
     assert fail_over["detectedMs"] > 0
     assert fail_over["confirmedMs"] > 0
     assert result["errors"] == 0
+    many = result["many"]
+    assert (many["segments"], len(many["idleCpu"]), len(many["rssBytes"])) == (12, 3, 3)
+    assert 0 < many["detectedS"] < many["servedS"]
 
 
 def test_changes_of_the_layout_are_measured_beside_moves_and_then_made_many_times(
