@@ -73,7 +73,14 @@
     const copy = event.target.closest && event.target.closest("[data-copy]");
     if (copy) {
       event.preventDefault(); event.stopPropagation();
-      (navigator.clipboard ? navigator.clipboard.writeText(copy.dataset.copy) : Promise.reject()).then(() => { const was = copy.textContent; copy.textContent = "Copied"; setTimeout(() => { copy.textContent = was; }, 1200); }, () => {});
+      const say = (text) => { copy.textContent = text; setTimeout(() => { copy.textContent = "Copy"; }, 2500); };
+      // Browsers have no navigator.clipboard on a page that comes by plain HTTP from another machine.
+      const selected = () => {
+        window.getSelection().selectAllChildren($("pre", copy.closest(".whole")));
+        say(document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C");
+      };
+      if (navigator.clipboard) navigator.clipboard.writeText(copy.dataset.copy).then(() => say("Copied"), selected);
+      else selected();
       return;
     }
     const button = event.target.closest && event.target.closest("[data-act]");
