@@ -1,4 +1,4 @@
-"""The page of messages: looks by time and by key, and copies of values."""
+"""The page of messages: looks by time and by key, rows by the keyboard, and copies of values."""
 
 from __future__ import annotations
 
@@ -72,6 +72,21 @@ def test_records_are_looked_up_by_time_and_by_key(stage: Stage, notes: Client, n
     page.get_by_label("Key", exact=True).fill("nobody")
     page.get_by_role("button", name="Look").click()
     expect(page.locator(".empty")).to_contain_text("No record is there", timeout=LIVE_MS)
+
+
+def test_the_keyboard_opens_and_closes_a_record(stage: Stage, notes: Client, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + NOTES)
+    expect(page.locator("main")).to_have_count(1)
+    row = page.locator(".rec").nth(2)
+    row.focus(timeout=LIVE_MS)
+    page.keyboard.press("Enter")
+    expect(page.locator(".whole")).to_have_count(1)
+    expect(row).to_be_focused()  # The server has written the card anew.
+    page.keyboard.press(" ")
+    expect(page.locator(".whole")).to_have_count(0)
+    expect(row).to_be_focused()
+    assert page.evaluate("window.scrollY") == 0, "the space bar has scrolled the page"
 
 
 @pytest.mark.parametrize("clipboard", ["as the browser has it", "none"])

@@ -33,8 +33,19 @@
   const later = (changes) => {
     if (asked || !changes.some((each) => each.target !== tip && !tip.contains(each.target))) return;
     asked = true;
-    requestAnimationFrame(() => { asked = false; point(); });
+    requestAnimationFrame(() => { asked = false; point(); refocus(); });
   };
+
+  // The server writes a card anew when it changes: what had the focus of the keyboard keeps it.
+  let focused = null;
+  const acts = (element) => JSON.stringify({ ...element.dataset });
+  const refocus = () => {
+    if (!focused || focused.isConnected || document.activeElement !== document.body) return;
+    const same = [...document.querySelectorAll("[data-act]")].find((each) => acts(each) === acts(focused));
+    if (same) same.focus({ preventScroll: true });
+  };
+  document.addEventListener("focusin", (event) => { focused = event.target.closest("[data-act]"); });
+  document.addEventListener("pointerdown", () => { focused = null; });
 
   // Zoom and drag. The server computes the drawing, so it stays sharp.
   const place = (event) => {
@@ -92,6 +103,8 @@
   let going = 0;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName) || event.target.isContentEditable) return;
+    const row = (event.key === "Enter" || event.key === " ") && event.target.closest("[data-act][tabindex]");
+    if (row) { event.preventDefault(); if (!event.repeat) tell("act", { ...row.dataset }); return; }
     if (event.key === "g") { going = Date.now(); return; }
     if (Date.now() - going < 1500 && PAGES[event.key]) { going = 0; location.assign(PAGES[event.key]); return; }
     if (event.key === "/") { const field = $(".search input"); if (field) { event.preventDefault(); field.focus(); } }
