@@ -87,6 +87,9 @@ def test_waiting_messages_are_peeked_and_dead_letters_redriven(
             assert message is not None
             worker.ack(message)
     expect(workers.locator(".figure", has_text="Dead letters").locator(".value")).to_have_text("1", timeout=LIVE_MS)
+    expect(workers).to_contain_text(
+        "after 1 delivery to public/default/failed-tasks; 1 since its brokers opened it", timeout=LIVE_MS
+    )
     workers.get_by_role("button", name="Peek again").click()
     expect(workers).to_contain_text("No message waits", timeout=LIVE_MS)
     workers.get_by_role("button", name="Hide").click()

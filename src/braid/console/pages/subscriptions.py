@@ -149,13 +149,24 @@ def subscription_card(
     return card(
         name,
         _warnings(found),
-        el("div", el("div", figures, cls="figures"), cls="pad"),
+        el("div", el("div", figures, cls="figures"), _dead_letters(queue) if queue else None, cls="pad stack close"),
         _segments(found),
         _consumers(consumers),
         waiting_messages(waiting) if waiting is not None else None,
         hint=f"{kind} of {short_name(path)}",
         tools=tools,
     )
+
+
+def _dead_letters(queue: Json) -> Html | None:
+    """Say where dead letters go and since when they are counted, in the words of `braid subscription show`."""
+    policies = queue["policies"]
+    times = policies.get("maxDeliveries")
+    if not times:
+        return None
+    deliveries = "1 delivery" if times == 1 else f"{count_text(times)} deliveries"
+    count = f"{count_text(queue['deadLettered'])} since its brokers opened it"
+    return el("p", f"Dead letters: after {deliveries} to {policies['deadLetterTopic']}; {count}.", cls="muted")
 
 
 def _tools(path: str, name: str, queue: Json | None, *, read_only: bool, peeked: bool) -> Html:
