@@ -72,6 +72,24 @@ def test_topics_are_created_found_and_sorted(stage: Stage, new_page: NewPage, sh
     expect(page.locator(".empty")).to_contain_text("No topic matches")
 
 
+def test_a_topic_with_replicas_is_created(stage: Stage, client: Client, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + "/topics")
+    dialog = page.locator(".dialog")
+    for name, choice, durability in (("ledger", "", "replicated"), ("scratch", "memory", "memory")):
+        page.get_by_role("button", name="Create topic").click()
+        dialog.get_by_label("Name").fill(name)
+        if choice:
+            dialog.get_by_label("Durability").click()
+            page.get_by_role("option", name=choice).click()
+        else:
+            dialog.get_by_label("Replicas").fill("3")
+        confirm(page, "Create", f"{name} is there")
+        policies = client.admin.topic(name)["policies"]
+        assert (policies["replicas"], policies["durability"]) == (1 if choice else 3, durability)
+        client.admin.delete_topic(name)
+
+
 def test_a_topic_that_does_not_exist_has_a_page_that_says_so_and_nothing_else(stage: Stage, new_page: NewPage) -> None:
     page = new_page()
     page.goto(stage.url + "/topics/public/default/no-such-topic")

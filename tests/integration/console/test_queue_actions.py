@@ -58,6 +58,37 @@ def test_a_subscription_is_created_skipped_and_deleted(stage: Stage, client: Cli
     expect(nightly).to_have_count(0, timeout=LIVE_MS)
 
 
+def test_a_queue_is_created_with_its_policies(stage: Stage, client: Client, new_page: NewPage) -> None:
+    client.admin.create_topic("mails")
+    client.admin.create_topic("mails-dead")
+    page = new_page()
+    page.goto(stage.url + "/subscriptions/public/default/mails")
+    page.get_by_role("button", name="Create").click()
+    dialog = page.locator(".dialog")
+    dialog.get_by_label("Name").fill("mailer")
+    expect(dialog.get_by_label("Max deliveries")).not_to_be_visible()
+    dialog.get_by_label("Kind").click()
+    page.get_by_role("option", name="queue").click()
+    dialog.get_by_label("Max deliveries").fill("3")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.locator(".outcome.bad")).to_contain_text("name a dead-letter topic")
+    dialog.get_by_label("Dead-letter topic").click()
+    page.get_by_role("option", name="mails-dead").click()
+    confirm(page, "Create", "mailer is there")
+    found = client.admin.subscription("mails", "mailer")
+    policies = {"ackTimeoutMs": 30_000, "maxDeliveries": 3, "deadLetterTopic": "public/default/mails-dead"}
+    assert (found["kind"], found["queue"]["policies"]) == ("queue", policies)
+
+    page.get_by_role("button", name="Create").click()
+    dialog.get_by_label("Name").fill("slow")
+    dialog.get_by_label("Kind").click()
+    page.get_by_role("option", name="queue").click()
+    dialog.get_by_label("Ack timeout, seconds").fill("90.5")
+    confirm(page, "Create", "slow is there")
+    policies = {"ackTimeoutMs": 90_500, "maxDeliveries": 0, "deadLetterTopic": ""}
+    assert client.admin.subscription("mails", "slow")["queue"]["policies"] == policies
+
+
 def test_waiting_messages_are_peeked_and_dead_letters_redriven(
     stage: Stage, client: Client, new_page: NewPage, shot: Shot
 ) -> None:
@@ -87,6 +118,9 @@ def test_waiting_messages_are_peeked_and_dead_letters_redriven(
             assert message is not None
             worker.ack(message)
     expect(workers.locator(".figure", has_text="Dead letters").locator(".value")).to_have_text("1", timeout=LIVE_MS)
+    expect(workers).to_contain_text(
+        "after 1 delivery to public/default/failed-tasks; 1 since its brokers opened it", timeout=LIVE_MS
+    )
     workers.get_by_role("button", name="Peek again").click()
     expect(workers).to_contain_text("No message waits", timeout=LIVE_MS)
     workers.get_by_role("button", name="Hide").click()

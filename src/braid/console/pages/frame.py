@@ -40,7 +40,7 @@ def frame(visit: Visit, page: str, title: str) -> Iterator[ui.element]:
     ui.on("keys", lambda: _show_keys())
     with ui.element("div").classes("shell"):
         ui.html(_navigation(visit, page), sanitize=False, tag="nav").classes("side")
-        with ui.element("main").classes("main") as main:
+        with ui.element("div").classes("main") as main:  # Inside the page's <main>, which NiceGUI writes.
             visit.live(lambda: _messages(visit), cls="stack")
             yield main
 

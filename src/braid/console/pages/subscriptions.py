@@ -20,6 +20,7 @@ from braid.console.records import Shown, one_line, read_moment, shown
 from braid.console.rest import RestError, subscription_path
 from braid.console.watch.view import ClusterView, Json
 from braid.model.errors import BraidError
+from braid.model.subscription import MAX_ACK_TIMEOUT_MS, MAX_MAX_DELIVERIES
 
 OUTLINED: Final = "outlined dense"
 LISTED: Final = 50
@@ -149,13 +150,24 @@ def subscription_card(
     return card(
         name,
         _warnings(found),
-        el("div", el("div", figures, cls="figures"), cls="pad"),
+        el("div", el("div", figures, cls="figures"), _dead_letters(queue) if queue else None, cls="pad stack close"),
         _segments(found),
         _consumers(consumers),
         waiting_messages(waiting) if waiting is not None else None,
         hint=f"{kind} of {short_name(path)}",
         tools=tools,
     )
+
+
+def _dead_letters(queue: Json) -> Html | None:
+    """Say where dead letters go and since when they are counted, in the words of `braid subscription show`."""
+    policies = queue["policies"]
+    times = policies.get("maxDeliveries")
+    if not times:
+        return None
+    deliveries = "1 delivery" if times == 1 else f"{count_text(times)} deliveries"
+    count = f"{count_text(queue['deadLettered'])} since its brokers opened it"
+    return el("p", f"Dead letters: after {deliveries} to {policies['deadLetterTopic']}; {count}.", cls="muted")
 
 
 def _tools(path: str, name: str, queue: Json | None, *, read_only: bool, peeked: bool) -> Html:
@@ -290,7 +302,8 @@ async def _peek(visit: Visit, peeks: Peeks, path: str, name: str) -> None:
 
 
 def _create(visit: Visit, path: str) -> None:
-    given = {"topic": path, "name": "", "start": "latest", "kind": "stream"}
+    given: dict[str, Any] = {"topic": path, "name": "", "start": "latest", "kind": "stream"}
+    given |= {"ack_timeout_s": None, "max_deliveries": None, "dead_letter_topic": None}
 
     def fields() -> None:
         names = {each: short_name(each) for each in visit.view.topics} | ({path: short_name(path)} if path else {})
@@ -299,12 +312,16 @@ def _create(visit: Visit, path: str) -> None:
             ui.input("Name").props(OUTLINED).classes("grow").bind_value(given, "name")
             ui.select(["stream", "queue"], label="Kind").props(OUTLINED).classes("w-28").bind_value(given, "kind")
             ui.select(["earliest", "latest"], label="Start").props(OUTLINED).classes("w-28").bind_value(given, "start")
+        with ui.element("div").classes("stack close") as of_queue:
+            _queue_fields(given, names)
+        of_queue.bind_visibility_from(given, "kind", value="queue")
 
     async def run() -> str:
         if not given["topic"]:
             raise ValueError("choose a topic")
         at = subscription_path(given["topic"], given["name"].strip())
-        await visit.change("PUT", at, query={"start": given["start"], "kind": given["kind"]})
+        policies = queue_policies(given) if given["kind"] == "queue" else {}
+        await visit.change("PUT", at, query={"start": given["start"], "kind": given["kind"], **policies})
         return f"{given['name']} is there."
 
     what = [
@@ -312,6 +329,35 @@ def _create(visit: Visit, path: str) -> None:
         "Retention keeps records that the subscription has not consumed.",
     ]
     ask_back(visit, "Create a subscription", what, run, button="Create", fields=fields)
+
+
+def _queue_fields(given: dict[str, Any], names: dict[str, str]) -> None:
+    """Write the fields of a queue's policies. An empty field is the default."""
+    with ui.element("div").classes("form-row"):
+        timeout = ui.number("Ack timeout, seconds", placeholder="30", min=0.001, max=MAX_ACK_TIMEOUT_MS / 1000)
+        timeout.props(OUTLINED).classes("w-44").bind_value(given, "ack_timeout_s")
+        deliveries = ui.number("Max deliveries", placeholder="no limit", min=0, max=MAX_MAX_DELIVERIES, precision=0)
+        deliveries.props(OUTLINED).classes("grow").bind_value(given, "max_deliveries")
+    dead = ui.select(names, label="Dead-letter topic", with_input=True, clearable=True)
+    dead.props(OUTLINED).classes("w-full").bind_value(given, "dead_letter_topic")
+    lines = [
+        "A message that is not settled within the ack timeout comes again: 1 ms to 7 days; 30 s if you name none.",
+        f"After the max deliveries, at most {count_text(MAX_MAX_DELIVERIES)}, a message goes to the dead-letter topic, "
+        "which must be another one. The two go together; without them, a message comes until it is settled.",
+    ]
+    ui.html(el("ul", [el("li", line) for line in lines]), sanitize=False)
+
+
+def queue_policies(given: Json) -> dict[str, str]:
+    """Return the policies of a queue that a person has filled in, as REST takes them."""
+    found = {}
+    if given["ack_timeout_s"] is not None:
+        found["ackTimeoutMs"] = str(round(float(given["ack_timeout_s"]) * 1000))
+    if given["max_deliveries"] is not None:
+        found["maxDeliveries"] = str(int(given["max_deliveries"]))
+    if given["dead_letter_topic"]:
+        found["deadLetterTopic"] = str(given["dead_letter_topic"])
+    return found
 
 
 def _seek(visit: Visit, path: str, name: str) -> None:

@@ -164,7 +164,7 @@ def _subscriptions(topic: TopicSeen) -> str:
 
 
 def _create(visit: Visit) -> None:
-    given: dict[str, Any] = {"name": "", "segments": 1, "replicas": 1, "durability": "fsync"}
+    given: dict[str, Any] = {"name": "", "segments": 1, "replicas": 1, "durability": ""}
 
     def fields() -> None:
         outlined = "outlined dense"
@@ -179,16 +179,16 @@ def _create(visit: Visit) -> None:
             ui.number("Replicas", min=1, max=7, precision=0).props(outlined).classes("w-28").bind_value(
                 given, "replicas"
             )
-            ui.select(["fsync", "memory", "replicated"], label="Durability").props(outlined).classes("w-40").bind_value(
-                given, "durability"
-            )
+            choices = {"": "as replicas need", "fsync": "fsync", "memory": "memory", "replicated": "replicated"}
+            ui.select(choices, label="Durability").props(outlined).classes("w-44").bind_value(given, "durability")
 
     async def run() -> str:
         path = topic_path(str(given["name"]).strip())
-        policies: dict[str, Any] = {"durability": given["durability"]}
-        if int(given["replicas"]) > 1:
+        # Replicas bring the durability that belongs to them, if none is named.
+        policies: dict[str, Any] = {"durability": given["durability"]} if given["durability"] else {}
+        if int(given["replicas"] or 1) > 1:
             policies["replicas"] = int(given["replicas"])
-        await visit.change("PUT", path, query={"numInitialSegments": str(int(given["segments"]))}, body=policies)
+        await visit.change("PUT", path, query={"numInitialSegments": str(int(given["segments"] or 1))}, body=policies)
         return f"{given['name']} is there."
 
     what = [

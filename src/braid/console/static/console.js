@@ -33,8 +33,19 @@
   const later = (changes) => {
     if (asked || !changes.some((each) => each.target !== tip && !tip.contains(each.target))) return;
     asked = true;
-    requestAnimationFrame(() => { asked = false; point(); });
+    requestAnimationFrame(() => { asked = false; point(); refocus(); });
   };
+
+  // The server writes a card anew when it changes: what had the focus of the keyboard keeps it.
+  let focused = null;
+  const acts = (element) => JSON.stringify({ ...element.dataset });
+  const refocus = () => {
+    if (!focused || focused.isConnected || document.activeElement !== document.body) return;
+    const same = [...document.querySelectorAll("[data-act]")].find((each) => acts(each) === acts(focused));
+    if (same) same.focus({ preventScroll: true });
+  };
+  document.addEventListener("focusin", (event) => { focused = event.target.closest("[data-act]"); });
+  document.addEventListener("pointerdown", () => { focused = null; });
 
   // Zoom and drag. The server computes the drawing, so it stays sharp.
   const place = (event) => {
@@ -73,7 +84,14 @@
     const copy = event.target.closest && event.target.closest("[data-copy]");
     if (copy) {
       event.preventDefault(); event.stopPropagation();
-      (navigator.clipboard ? navigator.clipboard.writeText(copy.dataset.copy) : Promise.reject()).then(() => { const was = copy.textContent; copy.textContent = "Copied"; setTimeout(() => { copy.textContent = was; }, 1200); }, () => {});
+      const say = (text) => { copy.textContent = text; setTimeout(() => { copy.textContent = "Copy"; }, 2500); };
+      // Browsers have no navigator.clipboard on a page that comes by plain HTTP from another machine.
+      const selected = () => {
+        window.getSelection().selectAllChildren($("pre", copy.closest(".whole")));
+        say(document.execCommand("copy") ? "Copied" : "Selected: press Ctrl+C");
+      };
+      if (navigator.clipboard) navigator.clipboard.writeText(copy.dataset.copy).then(() => say("Copied"), selected);
+      else selected();
       return;
     }
     const button = event.target.closest && event.target.closest("[data-act]");
@@ -85,6 +103,8 @@
   let going = 0;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName) || event.target.isContentEditable) return;
+    const row = (event.key === "Enter" || event.key === " ") && event.target.closest("[data-act][tabindex]");
+    if (row) { event.preventDefault(); if (!event.repeat) tell("act", { ...row.dataset }); return; }
     if (event.key === "g") { going = Date.now(); return; }
     if (Date.now() - going < 1500 && PAGES[event.key]) { going = 0; location.assign(PAGES[event.key]); return; }
     if (event.key === "/") { const field = $(".search input"); if (field) { event.preventDefault(); field.focus(); } }
