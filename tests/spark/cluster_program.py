@@ -1,6 +1,7 @@
 """A program as users submit one: it reads topics and writes one, and says what it saw as lines of JSON.
 
-    cluster_program.py MASTER URL STEP…      MASTER may be `submitted`: what spark-submit says, or `sc://HOST:PORT`
+    cluster_program.py MASTER URL STEP…      MASTER may be `submitted`: what spark-submit says; `sc://HOST:PORT`; or
+                                             `own sc://HOST:PORT`: in a session that PySpark makes, not Braid
 
 Steps:
 
@@ -9,6 +10,10 @@ Steps:
     copy:TOPIC:TO        every record into another topic, with its key
     stream:TOPIC:TO      the same by a streaming query, which ends when it has copied everything
     audit:TOPIC          whether the audit finds the topic whole, and how many records it counts
+    lake:TOPIC           lands it in the folder `TOPIC-lake`: the job's count, and what the table's files hold
+    compact:TOPIC        how many chunks there were, and how many there are
+    advise:TOPIC         how many records were measured, and which commands make four segments of them
+    replay:TOPIC:TO      the whole topic into another one
     dying-read:TOPIC     read, but the first executor that comes to a record `dies here` is killed on the spot
     dying-copy:TOPIC:TO  copy in one task, likewise, but not before something of it is stored
 
@@ -32,7 +37,10 @@ from pyspark.sql.functions import col, count, count_distinct, udf
 
 
 def main(master: str, url: str, steps: list[str]) -> None:
-    spark = connected(master) if master.startswith("sc://") else classic(master)
+    if master.startswith("own "):
+        spark = of_its_own(master.removeprefix("own "))
+    else:
+        spark = connected(master) if master.startswith("sc://") else classic(master)
     for step in steps:
         what, *names = step.split(":")
         print(json.dumps({"step": step, **STEPS[what](spark, url, *names)}), flush=True)
@@ -43,6 +51,18 @@ def connected(master: str) -> SparkSession:
     from braid.spark.session import build_session
 
     return build_session(master, "cluster-program", {"spark.sql.shuffle.partitions": "2"})
+
+
+def of_its_own(remote: str) -> SparkSession:
+    """As docs/pipeline/clusters.md says for sessions that Braid does not make."""
+    from braid.spark import register
+    from braid.spark.session import zip_package
+
+    spark: SparkSession = SparkSession.builder.remote(remote).getOrCreate()
+    with tempfile.TemporaryDirectory() as folder:
+        spark.addArtifacts(zip_package(folder), pyfile=True)
+    register(spark)
+    return spark
 
 
 def classic(master: str) -> SparkSession:
@@ -98,6 +118,45 @@ def audit(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
     return {"ok": report.ok, "records": report.records}
 
 
+def lake(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
+    from pyarrow import parquet
+
+    from braid.spark.jobs.lake.job import Lake, open_table
+
+    folder = Path(f"{topic}-lake").absolute()
+    report = Lake(spark, {"url": url, "topic": topic}, open_table(str(folder), "parquet")).run()
+    rows = [
+        row for path in folder.rglob("*.parquet") for row in parquet.read_table(path, partitioning=None).to_pylist()
+    ]
+    places = {(row["segment"], row["offset"]) for row in rows}
+    values = {row["value"] for row in rows}
+    landed = {"ok": report.ok, "lag": report.lag, "landed": report.records}
+    return {**landed, "records": len(rows), "places": len(places), "values": len(values)}
+
+
+def compact(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
+    from braid.spark.jobs.compact import compact_topic
+
+    report = compact_topic(spark, {"url": url, "topic": topic})
+    return {"ok": report.ok, "before": report.chunks_before, "after": report.chunks_after}
+
+
+def advise(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
+    from braid.spark.jobs.advise.job import advise_topic
+
+    report = advise_topic(spark, {"url": url, "topic": topic}, target=4)
+    return {"records": report.records, "commands": report.commands}
+
+
+def replay(spark: SparkSession, url: str, topic: str, to: str) -> dict[str, Any]:
+    from braid.spark.jobs.replay.job import ReplayRun
+    from braid.spark.jobs.replay.journal import ReplayJournal
+
+    journal = ReplayJournal(str(Path(f"{topic}-replay").absolute()))
+    report = ReplayRun(spark, {"url": url, "topic": topic}, {"url": url, "topic": to}, journal).run()
+    return {"ok": report.ok, "lag": report.lag, "records": report.records}
+
+
 def dying_read(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         rows = records(spark, url, topic).where(dies_once(Path(folder) / "died")(col("value")))
@@ -123,6 +182,10 @@ STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "copy": copy,
     "stream": stream,
     "audit": audit,
+    "lake": lake,
+    "compact": compact,
+    "advise": advise,
+    "replay": replay,
     "dying-read": dying_read,
     "dying-copy": dying_copy,
 }

@@ -22,6 +22,8 @@ from tests.spark.standalone import connect_server, spark_home, standalone_cluste
 PROGRAM = Path(__file__).parent / "cluster_program.py"
 RECORDS = 60_000
 """A task that writes all of them stores some long before it comes to the last."""
+FEW = 4_000
+"""Some chunks of 64 KiB in each of two segments."""
 PROGRAM_S = 240.0
 
 
@@ -130,23 +132,38 @@ def built_wheel(folder: Path) -> Path:
     return folder / "dist" / done.stdout.split()[-1]
 
 
-def test_a_spark_connect_server_reads_writes_streams_and_runs_jobs_with_the_programs_braid(
+def test_a_spark_connect_server_reads_writes_streams_and_runs_all_jobs_with_the_programs_braid(
     broker: StoredBroker, home: Path, tmp_path: Path
 ) -> None:
     """The server's Python has Braid, because streaming queries need it there; workers prefer what the program sent."""
-    for name in ("few", "few-copied", "few-streamed"):
+    for name in ("few", "few-copied", "few-streamed", "few-replayed"):
         broker.create(name, segments=2)
-    broker.fill("few", numbered(2_000))
-    steps = ["where", "copy:few:few-copied", "stream:few:few-streamed", "read:few-copied", "read:few-streamed"]
-    steps += ["audit:few"]
+    broker.fill("few", numbered(FEW))
+    broker.until_chunks("few", 4)
+    copies = ("few-copied", "few-streamed", "few-replayed")
+    steps = ["where", "copy:few:few-copied", "stream:few:few-streamed", "replay:few:few-replayed"]
+    steps += [f"read:{name}" for name in copies]
+    steps += ["advise:few", "lake:few", "compact:few", "audit:few"]
+    own_steps = ["where", "read:few", "lake:few-copied"]
+    python = [sys.executable, str(PROGRAM)]
     (tmp_path / "server").mkdir()
     with connect_server(tmp_path / "server", sys.executable) as url:
-        said = run([sys.executable, str(PROGRAM), url, broker.url, *steps], tmp_path, home, sys.executable)
-    (where,) = said["where"]["braid"]
-    assert re.search(r"braid-[\d.]+\.zip/braid/__init__\.py$", where), where
-    for name in ("few-copied", "few-streamed"):
-        assert said[f"read:{name}"].items() >= {"records": 2_000, "places": 2_000, "values": 2_000}.items(), name
-    assert said["audit:few"].items() >= {"ok": True, "records": 2_000}.items()
+        said = run([*python, url, broker.url, *steps], tmp_path, home, sys.executable)
+        own = run([*python, f"own {url}", broker.url, *own_steps], tmp_path, home, sys.executable)
+    each = {"records": FEW, "places": FEW, "values": FEW}
+    for where in (said["where"]["braid"], own["where"]["braid"]):
+        assert len(where) == 1
+        assert re.search(r"braid-[\d.]+\.zip/braid/__init__\.py$", where[0]), where
+    for name in copies:
+        assert said[f"read:{name}"].items() >= each.items(), name
+    assert said["replay:few:few-replayed"].items() >= {"ok": True, "lag": 0, "records": FEW}.items()
+    assert (said["advise:few"]["records"], len(said["advise:few"]["commands"])) == (FEW, 2)
+    assert said["compact:few"]["ok"]
+    assert said["compact:few"]["after"] == len(broker.chunks("few")) < said["compact:few"]["before"]
+    assert said["audit:few"].items() >= {"ok": True, "records": FEW}.items()
+    assert own["read:few"].items() >= each.items(), "the chunks are others now"
+    for landed in (said["lake:few"], own["lake:few-copied"]):
+        assert landed.items() >= {"ok": True, "lag": 0, "landed": FEW, **each}.items()
 
 
 def test_a_job_of_the_command_line_brings_braid_to_the_cluster_that_master_names(

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import braid
+from braid.console.reports import newest
 from tests.kits.waiting import wait_until
 from tests.spark.spark_kit import StoredBroker
 
@@ -28,15 +29,16 @@ def left_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("braid-spark-*")]
 
 
-def test_advice_is_told_in_json_and_applied(broker: StoredBroker, tmp_path: Path) -> None:
+def test_advice_is_told_in_json_applied_and_published(broker: StoredBroker, tmp_path: Path) -> None:
     topic = broker.create("commanded", segments=2)
     broker.fill(topic, [(b"key-%d" % number, b"v" * 50) for number in range(2_000)])
+    reports = broker.create("commanded-reports")
     options = ("--segments-target", "4", "--apply", "--json", "--master", "local[2]", "--url", broker.url)
     done = subprocess.run(
         [*BRAID, "pipeline", "advise", topic, *options],
         capture_output=True,
         text=True,
-        env=environment(tmp_path),
+        env={**environment(tmp_path), "BRAID_REPORT_TOPIC": reports},
         cwd=tmp_path,
         check=False,
     )
@@ -50,7 +52,12 @@ def test_advice_is_told_in_json_and_applied(broker: StoredBroker, tmp_path: Path
     ]
     with braid.sync.connect(broker.url) as client:
         segments = client.admin.layout(topic)["segments"].values()
+        with client.stream_consumer(reports, "console", start="earliest") as consumer:
+            published = next(iter(consumer))
     assert sum(segment["state"] == "ACTIVE" for segment in segments) == 2 + len(report["commands"])
+    (run,) = newest([published])
+    assert (published.key, run.job, run.ok) == (b"advise public/default/commanded", "advise", True)
+    assert run.report == report
     assert [path.name for path in tmp_path.iterdir() if path.name == "spark-warehouse"] == left_in(tmp_path) == []
 
 

@@ -273,6 +273,20 @@ def test_the_last_report_of_each_job_counts() -> None:
     assert complaints(runs[0]) == ["gap"]
 
 
+def test_replays_of_one_topic_into_two_are_two() -> None:
+    replays = [
+        {"job": "replay", "at": at, "report": {"source": "public/default/orders", "target": f"public/default/{target}"}}
+        for at, target in ((1, "rebuilt"), (2, "shadow"), (3, "rebuilt"))
+    ]
+    jobs = Jobs()
+    jobs.runs = newest(map(message, replays))
+    assert [(run.at, run.topics[1]) for run in jobs.runs] == [
+        (3, "public/default/rebuilt"),
+        (2, "public/default/shadow"),
+    ]
+    assert "replay orders → rebuilt" in reports_card(jobs, "braid-reports")
+
+
 @pytest.mark.parametrize(
     "report",
     [

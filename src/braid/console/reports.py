@@ -31,8 +31,9 @@ class JobRun(Struct, frozen=True):
     report: dict[str, Any] = {}
 
     @property
-    def topic(self) -> str:
-        return str(self.report.get("topic", ""))
+    def topics(self) -> tuple[str, ...]:
+        """The topic that the report is about; of a replay, the source and the target."""
+        return tuple(str(self.report[name]) for name in ("topic", "source", "target") if name in self.report)
 
 
 async def last_reports(rest: Rest, client: Client, topic: str) -> list[JobRun] | None:
@@ -47,16 +48,16 @@ async def last_reports(rest: Rest, client: Client, topic: str) -> list[JobRun] |
 
 
 def newest(messages: Iterable[Message]) -> list[JobRun]:
-    """Return the last run of each job and topic. Records that are no reports are left out."""
-    found: dict[tuple[str, str], JobRun] = {}
+    """Return the last run of each job for each topic. Records that are no reports are left out."""
+    found: dict[tuple[str, tuple[str, ...]], JobRun] = {}
     for message in messages:
         try:
             run = msgspec.json.decode(message.value, type=JobRun)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        known = found.get((run.job, run.topic))
+        known = found.get((run.job, run.topics))
         if known is None or known.at <= run.at:
-            found[run.job, run.topic] = run
+            found[run.job, run.topics] = run
     return sorted(found.values(), key=lambda each: -each.at)
 
 

@@ -148,8 +148,8 @@ def run_card(run: JobRun) -> Html:
     )
     ago = el("span", f"{age_text(time.time() - run.at / 1e6)} ago", cls="muted")
     body = el("div", el("div", figures, cls="figures"), *lines, more, cls="pad stack")
-    title = f"{run.job} {short_name(run.topic.removeprefix('topic://'))}".strip()
-    return card(title, body, tools=el("div", verdict, ago, cls="acts"))
+    topics = " → ".join(short_name(each.removeprefix("topic://")) for each in run.topics)
+    return card(f"{run.job} {topics}".strip(), body, tools=el("div", verdict, ago, cls="acts"))
 
 
 def _words(name: str) -> str:
