@@ -310,9 +310,14 @@ def test_a_report_of_an_impossible_time_is_left_out() -> None:
     assert newest([message({"job": "audit", "at": at}) for at in times]) == []
 
 
-def test_a_query_is_a_stream_subscription_without_consumers() -> None:
-    base: dict[str, Any] = {"kind": "stream", "consumers": {}, "queue": None}
+def test_a_query_is_a_stream_subscription_that_moves_without_consumers() -> None:
+    created = 1_700_000_000_000_000
+    base: dict[str, Any] = {
+        "kind": "stream", "consumers": {}, "queue": None, "createdAt": created, "movedAt": created + 60_000_000,
+    }  # fmt: skip
     assert is_query(base)
+    assert not is_query({**base, "movedAt": created + 40_000}), "only its creation has placed it"
+    assert is_query({**base, "movedAt": None}), "no owner tells"
     assert not is_query({**base, "consumers": {"w": {}}})
     assert not is_query({**base, "kind": "queue", "queue": {}})
 

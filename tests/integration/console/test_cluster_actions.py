@@ -113,14 +113,33 @@ def test_policies_are_changed(bare_stage: Stage, client: Client, new_page: NewPa
     page.locator(".dialog").get_by_label("Retention, hours").fill("36")
     page.locator(".dialog").get_by_label("Durability").click()
     page.get_by_role("option", name="memory").click()
+    page.locator(".dialog").get_by_label("Message TTL, hours").fill("0.5")
+    expect(page.locator(".dialog")).to_contain_text("braid topic update parcels")
     confirm(page, "Change", "The policies are changed")
     policies = client.admin.topic("parcels")["policies"]
     assert (policies["retentionMs"], policies["durability"]) == (36 * 3_600_000, "memory")
+    assert policies["messageTtlMs"] == 1_800_000
     page.get_by_role("button", name="Policies").click()
     expect(page.locator(".dialog").get_by_label("Retention, hours")).to_have_value("36")
     page.locator(".dialog").get_by_label("Retention, hours").fill("")
+    expect(page.locator(".dialog").get_by_label("Message TTL, hours")).to_have_value("0.5")
+    page.locator(".dialog").get_by_label("Message TTL, hours").fill("")
     confirm(page, "Change", "The policies are changed")
-    assert client.admin.topic("parcels")["policies"].get("retentionMs") is None
+    policies = client.admin.topic("parcels")["policies"]
+    assert (policies.get("retentionMs"), policies.get("messageTtlMs")) == (None, None)
+
+
+def test_the_replicas_that_confirm_are_changed(bare_stage: Stage, client: Client, new_page: NewPage) -> None:
+    client.admin.create_topic("contracts", replicas=2)
+    page = new_page()
+    page.goto(bare_stage.url + "/topics/public/default/contracts")
+    page.get_by_role("button", name="Policies").click()
+    expect(page.locator(".dialog").get_by_label("Write quorum")).to_have_value("2")
+    page.locator(".dialog").get_by_label("Write quorum").fill("1")
+    confirm(page, "Change", "The policies are changed")
+    policies = client.admin.topic("contracts")["policies"]
+    assert (policies["replicas"], policies["writeQuorum"]) == (2, 1)
+    client.admin.delete_topic("contracts")
 
 
 def test_a_topic_is_deleted_when_its_name_is_typed(bare_stage: Stage, client: Client, new_page: NewPage) -> None:

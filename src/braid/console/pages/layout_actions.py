@@ -181,7 +181,9 @@ async def _policies(visit: Visit, path: str) -> None:
     given: dict[str, Any] = {
         "durability": now.get("durability", "fsync"),
         "replicas": now.get("replicas", 1),
-        "retention_h": round(now["retentionMs"] / 3.6e6, 2) if now.get("retentionMs") else None,
+        "write_quorum": now.get("writeQuorum", 1),
+        "retention_h": _hours(now.get("retentionMs")),
+        "message_ttl_h": _hours(now.get("messageTtlMs")),
     }
 
     def fields() -> None:
@@ -191,19 +193,25 @@ async def _policies(visit: Visit, path: str) -> None:
             ui.number("Replicas", min=1, max=7, precision=0).props(OUTLINED).classes("w-28").bind_value(
                 given, "replicas"
             )
+            quorum = ui.number("Write quorum", min=1, max=7, precision=0).props(OUTLINED).classes("w-28")
+            quorum.bind_value(given, "write_quorum")
+        with ui.element("div").classes("form-row"):
             ui.number("Retention, hours", min=0).props(f"{OUTLINED} clearable").classes("w-40").bind_value(
                 given, "retention_h"
             )
+            ttl = ui.number("Message TTL, hours", min=0).props(f"{OUTLINED} clearable").classes("w-44")
+            ttl.bind_value(given, "message_ttl_h")
 
     async def run() -> str:
         wanted: dict[str, Any] = {}
         if given["durability"] != now.get("durability", "fsync"):
             wanted["durability"] = given["durability"]
-        if int(given["replicas"]) != now.get("replicas", 1):
-            wanted["replicas"] = int(given["replicas"])
-        retention_ms = round(float(given["retention_h"]) * 3.6e6) if given["retention_h"] else None
-        if retention_ms != now.get("retentionMs"):
-            wanted["retentionMs"] = retention_ms
+        for policy, field in (("replicas", "replicas"), ("writeQuorum", "write_quorum")):
+            if given[field] and int(given[field]) != now.get(policy, 1):
+                wanted[policy] = int(given[field])
+        for policy, field in (("retentionMs", "retention_h"), ("messageTtlMs", "message_ttl_h")):
+            if given[field] != _hours(now.get(policy)):
+                wanted[policy] = round(float(given[field]) * 3.6e6) if given[field] else None
         if not wanted:
             return "Nothing was changed: these are the policies already."
         await visit.change("PATCH", topic_path(path), body=wanted)
@@ -211,6 +219,13 @@ async def _policies(visit: Visit, path: str) -> None:
 
     what = [
         "Without a retention, records stay for ever. Another number of replicas is brought about while clients go on.",
+        "A confirm waits for as many replicas as the write quorum says: a majority, if only the replicas change.",
+        "Queues settle messages that are older than the message TTL, without delivering them.",
+        f"For all other policies, run braid topic update {short_name(path)} with the options that its --help lists.",
         *found.get("warnings", ()),
     ]
     ask_back(visit, f"Policies of {short_name(path)}", what, run, button="Change", fields=fields)
+
+
+def _hours(ms: int | None) -> float | None:
+    return round(ms / 3.6e6, 4) if ms else None

@@ -23,6 +23,8 @@ LISTED: Final = 50
 READ_S: Final = 5.0
 STILL_S: Final = 120.0
 """A query that has not moved for so long, and lags, stands still."""
+CREATED_S: Final = 5.0
+"""The creation of a subscription places its cursors within this time, also where brokers' clocks differ a little."""
 
 
 class Jobs:
@@ -76,7 +78,15 @@ def _queries(visit: Visit) -> list[tuple[str, str, Json, float | None]]:
 
 def is_query(subscription: Json) -> bool:
     """Tell whether a subscription shows a query's progress: a stream that moves without a consumer of its own."""
-    return subscription["kind"] == "stream" and not subscription["consumers"] and not subscription["queue"]
+    if subscription["kind"] != "stream" or subscription["consumers"] or subscription["queue"]:
+        return False
+    return has_moved(subscription)
+
+
+def has_moved(subscription: Json) -> bool:
+    """Tell whether a cursor was moved since the subscription was created, which places each of them once."""
+    created_at, moved_at = subscription["createdAt"], subscription["movedAt"]
+    return created_at is None or moved_at is None or moved_at - created_at > CREATED_S * 1e6
 
 
 def queries_card(found: list[tuple[str, str, Json, float | None]]) -> Html:
