@@ -300,7 +300,8 @@ def test_dark_and_phone_are_readable(stage: Stage, new_page: NewPage, shot: Shot
     page.evaluate("document.querySelector('.hash-load').scrollIntoView({block: 'center'})")
     shot(page, "hot-ranges")
     phone = new_page(width=390, height=844)
-    for path, name in (("/", ""), ("/topics", ""), (ORDERS, "topic-phone"), ("/messages", ""), ("/subscriptions", "")):
+    paths = ("/", "/topics", "/messages", "/subscriptions", "/pipeline")
+    for path, name in (*((each, "") for each in paths), (ORDERS, "topic-phone")):
         phone.goto(stage.url + path)
         expect(phone.locator("main h1")).to_be_visible()
         wide = phone.evaluate("document.documentElement.scrollWidth")
