@@ -104,7 +104,9 @@ class StoredBroker(BrokerProcess):
         pairs = list(records)
         with (
             braid.sync.connect(self.url, timeout=WAIT_S) as client,
-            client.producer(topic, max_batch_records=batch_records) as producer,
+            client.producer(
+                topic, max_batch_records=batch_records, linger=WAIT_S
+            ) as producer,  # No batch leaves early.
         ):
             receipts = [producer.submit(value, key=key, headers=headers) for key, value in pairs]
             producer.flush()

@@ -62,6 +62,8 @@ def test_a_queue_is_created_with_its_policies(stage: Stage, client: Client, new_
     client.admin.create_topic("mails")
     client.admin.create_topic("mails-dead")
     page = new_page()
+    page.goto(stage.url + "/topics")
+    expect(page.get_by_role("link", name="mails-dead")).to_be_visible(timeout=LIVE_MS)  # The console knows it now.
     page.goto(stage.url + "/subscriptions/public/default/mails")
     page.get_by_role("button", name="Create").click()
     dialog = page.locator(".dialog")
