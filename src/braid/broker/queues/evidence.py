@@ -59,7 +59,7 @@ async def gather(
             raise _beyond_repair(name, next(iter(damage.values())))
         is_member = not damage and (await promises.read(disk, folder)).member
         _check_members(name, record, int(is_member) + sum(bool(each["member"]) for each in answers if each))
-    for subscription in {*wanted, *damage}:
+    for subscription in sorted({*wanted, *damage}):
         cursor = cursors[subscription]
         images = [
             QueueImage.of(decode_snapshot(each["images"][subscription]))

@@ -119,8 +119,10 @@ class Elections:
         self._promises.clear()
         self._stuck_since.clear()
 
-    def _asked(self, wanted: Wanted) -> set[str]:
-        return {broker for known in wanted.values() for broker in known.value.replicas if self._members.is_live(broker)}
+    def _asked(self, wanted: Wanted) -> list[str]:
+        """Return the brokers that have a vote, in one order in every process: simulated seeds repeat then."""
+        voters = {broker for known in wanted.values() for broker in known.value.replicas}
+        return sorted(filter(self._members.is_live, voters))
 
     async def _ask_broker(self, broker: str, wanted: Wanted) -> None:
         names = [
