@@ -121,6 +121,7 @@ async def test_an_ack_is_stale_when_another_consumer_has_got_the_message(simulat
         async with client.queue_consumer("orders", "work", name="fast") as fast:
             (again,) = await take(fast, 1)
             assert again.redelivery_count == 1
+            await fast.extend(again, 60)
             brokers.network.heal("slow")
             with pytest.raises(AckStale):
                 await slow.ack(message)

@@ -194,6 +194,6 @@ def _change(target: Target, what: str, change: Callable[[Client], Awaitable[dict
         return
     parents, children = _numbers(done["parents"]), _numbers(done["children"])
     if done.get("doneBefore"):  # Earlier brokers do not tell.
-        click.echo(f"{parents} → {children}: the layout has this change already, so nothing was changed now.")
+        click.echo(f"{parents} → {children}: the layout has this change already.")
     else:
         click.echo(f"{parents} → {children} in {duration_text(done['seconds'])}.")
