@@ -140,7 +140,7 @@ def test_a_topic_is_split_merged_and_repartitioned_and_its_braid_is_drawn(url: s
     assert (done["doneBefore"], again["doneBefore"]) == (False, True)
     assert {**again, "seconds": 0, "doneBefore": False} == {**done, "seconds": 0}
     repeated = run(url, "topic", "split", topic, "0", "--at", "2000")
-    assert repeated == "0 → 1, 2: the layout has this change already,.\n"
+    assert repeated == "0 → 1, 2: the layout has this change already.\n"
     drawn = run(url, "topic", "layout", topic).splitlines()
     assert drawn[1].split() == ["0", "│0", "│"]
     assert [line.split()[1:3] for line in drawn if "ACTIVE" in line] == [
