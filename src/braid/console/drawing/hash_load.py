@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from braid.console.drawing.strands import RING
 
@@ -82,15 +83,7 @@ def _bars(segment: int, found: Mapping[str, Any]) -> list[Bar]:
 
 
 def _with_height(bar: Bar, highest: float) -> Bar:
-    height = max(MIN_BAR, bar.density / highest * HEIGHT) if bar.per_s else 0.0
-    return Bar(
-        segment=bar.segment,
-        first_hash=bar.first_hash,
-        last_hash=bar.last_hash,
-        per_s=bar.per_s,
-        share=bar.share,
-        height=height,
-    )
+    return replace(bar, height=max(MIN_BAR, bar.density / highest * HEIGHT) if bar.per_s else 0.0)
 
 
 def outline(bars: list[Bar]) -> str:
