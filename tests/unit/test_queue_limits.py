@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
+
 from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import QueueLimits, QueueState
 
@@ -50,3 +53,39 @@ def test_a_message_that_is_only_delayed_is_not_stored() -> None:
     state.nack(*delayed, 500, seen=False)
     state.nack(*failed, 500, reason="no")
     assert [(each.offset, each.deliveries) for each in state.returned()] == [(1, 1)]
+
+
+MANY = 50_000
+
+
+def bytes_for_each(fill: Callable[[QueueState], None]) -> float:
+    """Return the memory that a state takes for each of `MANY` messages."""
+    tracemalloc.start()
+    try:
+        state = state_of()
+        before = tracemalloc.get_traced_memory()[0]
+        fill(state)
+        assert state.leased + state.waiting == MANY
+        return (tracemalloc.get_traced_memory()[0] - before) / MANY
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_message_that_is_leased_alone_takes_at_most_200_bytes() -> None:
+    deadline = 10**15  # An owner gives leases of about the same moment the same deadline.
+
+    def lease_alone(state: QueueState) -> None:
+        for _ in range(MANY):
+            state.take(1, 1, 0, MANY, 10**14, deadline)
+
+    assert bytes_for_each(lease_alone) <= 200
+
+
+def test_a_delayed_message_takes_at_most_200_bytes() -> None:
+    def delay_each(state: QueueState) -> None:
+        for _ in range(MANY // 10):
+            for handed in state.take(1, 10, 0, MANY, 10**14, 10**15):
+                for offset in range(handed.start, handed.end):
+                    state.nack(offset, handed.lease, 10**15 + offset, seen=False)
+
+    assert bytes_for_each(delay_each) <= 200
