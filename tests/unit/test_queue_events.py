@@ -61,6 +61,13 @@ def test_a_join_is_commutative(one: QueueImage, two: QueueImage) -> None:
     assert known(union(one, two)) == known(union(two, one))
 
 
+def test_reasons_join_alike_in_any_order() -> None:
+    one, two = QueueImage(PLACEMENT, 0), QueueImage(PLACEMENT, 0)
+    one.apply(QueueEvents((), (Returned(Offset(3), 1, 0, "poison"),)))
+    two.apply(QueueEvents((), (Returned(Offset(3), 1, 0, "too slow"),)))
+    assert known(union(one, two)) == known(union(two, one))
+
+
 @given(images(), images(), images())
 def test_a_join_is_associative(one: QueueImage, two: QueueImage, three: QueueImage) -> None:
     assert known(union(union(one, two), three)) == known(union(one, union(two, three)))
