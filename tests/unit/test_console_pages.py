@@ -12,7 +12,9 @@ from braid.cli.console import admin_urls
 from braid.console import numbers
 from braid.console.drawing.svg import moment_text
 from braid.console.pages import consequences
-from braid.console.pages.cluster import brokers_card, change_text, changes_card
+from braid.console.pages.actions import progress
+from braid.console.pages.cluster import brokers_card, changes_card
+from braid.console.pages.consequences import change_text, changes_of
 from braid.console.pages.messages import Reading, headers_of, place_of, records_card
 from braid.console.pages.pipeline import Jobs, is_query, queries_card, reports_card
 from braid.console.pages.subscriptions import oldest_s, subscription_card
@@ -132,6 +134,21 @@ def test_empty_pages_say_what_to_do() -> None:
 )
 def test_a_change_is_a_sentence(change: dict[str, Any], text: str) -> None:
     assert change_text({"topic": "public/default/orders", "segments": [0], **change}) == text
+
+
+def test_progress_is_how_long_an_action_runs_and_what_its_topic_does() -> None:
+    change = {"kind": "move", "from": "a", "to": ["b"]}
+    view = ClusterView(
+        changes=tuple({"topic": topic, "segments": [n], **change} for topic in ("x/y/z", "x/y/w") for n in range(8))
+    )
+    changes = changes_of(view, "x/y/z")
+    assert len(changes) == 8
+    assert progress(0.2, []) == '<div class="outcome live">Under way…</div>'
+    page = progress(12.0, changes)
+    assert "Under way for 12 s" in page
+    assert "x/y/z: segment 5 moves from a to b" in page
+    assert "segment 6" not in page
+    assert "… and 2 more" in page
 
 
 def test_topics_are_searched_and_sorted() -> None:

@@ -7,17 +7,24 @@ broker's own words.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from nicegui import ui
 
-from braid.console.html import el, join
+from braid.console.html import Html, el, join
+from braid.console.numbers import age_text
+from braid.console.pages.consequences import changes_of
 from braid.console.pages.visit import Visit
 from braid.console.rest import RestError
 from braid.model.errors import BraidError
 
 Run = Callable[[], Awaitable[str]]
+
+PROGRESS_S: Final = 0.5
+LISTED: Final = 6
+"""Changes under way that a dialog lists."""
 
 
 def ask_back(
@@ -30,8 +37,12 @@ def ask_back(
     fields: Callable[[], None] | None = None,
     danger: bool = False,
     type_to_confirm: str = "",
+    topic: str = "",
 ) -> None:
-    """Say what will happen; on a click, do it, show that it runs, and then its outcome."""
+    """Say what will happen; on a click, do it, show how it goes, and then its outcome.
+
+    `topic`: what is under way in this topic is listed until the outcome is there.
+    """
     with ui.dialog(value=True) as dialog, ui.element("div").classes("dialog").props('role="dialog"'):
         ui.html(join([el("h1", title)]), sanitize=False)
         if what:
@@ -51,7 +62,15 @@ def ask_back(
             outcome.set_content(el("div", f"Type {type_to_confirm} first.", cls="outcome bad"))
             return
         go.disable()
-        outcome.set_content(el("div", "Under way…", cls="outcome live"))
+        began = time.monotonic()
+
+        def show_progress() -> None:
+            changes = changes_of(visit.view, topic) if topic else ()
+            outcome.set_content(progress(time.monotonic() - began, changes))
+
+        show_progress()
+        with dialog:
+            timer = ui.timer(PROGRESS_S, show_progress)
         try:
             visit.check_may_change()
             text = await run()
@@ -59,12 +78,23 @@ def ask_back(
             outcome.set_content(el("div", str(error), cls="outcome bad"))
             go.enable()
             return
+        finally:
+            timer.cancel()
         outcome.set_content(el("div", text, cls="outcome good"))
         go.set_visibility(False)
         visit.watch.hurry()
 
     go.on_click(do)
     dialog.on("hide", lambda: _remove_later(dialog))
+
+
+def progress(waited_s: float, changes: Sequence[str]) -> Html:
+    """Return what a dialog shows while its action runs."""
+    lines = [el("li", each) for each in changes[:LISTED]]
+    if len(changes) > LISTED:
+        lines.append(el("li", f"… and {len(changes) - LISTED} more"))
+    waited = f" for {age_text(waited_s)}" if waited_s >= 1 else "…"
+    return el("div", f"Under way{waited}", el("ul", lines) if lines else None, cls="outcome live")
 
 
 def _remove_later(dialog: ui.dialog) -> None:

@@ -11,6 +11,7 @@ from braid.console.html import Html, el
 from braid.console.numbers import age_text, bytes_rate_text, bytes_text, count_text, percent_text, rate_text
 from braid.console.pages import consequences
 from braid.console.pages.actions import ask_back, on_acts
+from braid.console.pages.consequences import change_text, since_text
 from braid.console.pages.frame import frame, head
 from braid.console.pages.parts import (
     act,
@@ -22,13 +23,12 @@ from braid.console.pages.parts import (
     number,
     owner_dot,
     pill,
-    short_name,
     state_pill,
     table,
 )
 from braid.console.pages.visit import Visit
 from braid.console.rest import API, RestError
-from braid.console.watch.view import BrokerSeen, ClusterView, Json
+from braid.console.watch.view import BrokerSeen, ClusterView
 
 
 def show(visit: Visit) -> None:
@@ -148,7 +148,7 @@ def changes_card(view: ClusterView) -> Html:
         _change("drain", f"{each.id} is being drained", f"{count_text(each.segments)} segments left")
         for each in draining
     ]
-    lines += [_change(str(each["kind"]), change_text(each), _since(each)) for each in view.changes[:40]]
+    lines += [_change(str(each["kind"]), change_text(each), since_text(each)) for each in view.changes[:40]]
     if len(view.changes) > 40:
         lines.append(el("div", f"… and {len(view.changes) - 40} more", cls="change muted"))
     if not lines:
@@ -159,28 +159,6 @@ def changes_card(view: ClusterView) -> Html:
 
 def _change(kind: str, text: str, note: str) -> Html:
     return el("div", pill(kind, "live"), el("span", text), el("span", note, cls="muted nowrap"), cls="change")
-
-
-def _since(change: Json) -> str:
-    return f"for {age_text(time.time() - change['since'] / 1e6)}" if change["since"] else change["step"].lower()
-
-
-def change_text(change: Json) -> str:
-    """Say in a sentence what is under way."""
-    topic, segments = short_name(change["topic"]), ", ".join(map(str, change["segments"]))
-    match change["kind"]:
-        case "layout":
-            children = ", ".join(map(str, change["children"]))
-            return f"{topic}: segment {segments} → {children} ({change['step'].lower()})"
-        case "move":
-            to = ", ".join(change["to"]) or "another broker"
-            return f"{topic}: segment {segments} moves from {change['from']} to {to}"
-        case "vote":
-            return f"{topic}: the replicas of segment {segments} vote; its owner {change['from']} is gone"
-        case "replicas":
-            return f"{topic}: copies of segment {segments} go to {', '.join(change['to']) or 'nobody any more'}"
-        case _:
-            return f"{topic}: {change['from']} opens segment {segments}"
 
 
 # What it does.

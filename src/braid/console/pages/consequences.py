@@ -1,10 +1,13 @@
-"""What an action will do, in sentences, before anybody confirms it. Pure, so each sentence has a test."""
+"""What an action will do, before anybody confirms it, and what is under way, in sentences. Pure, so each has a test."""
 
 from __future__ import annotations
 
-from braid.console.numbers import bytes_text, count_text
+import time
+
+from braid.console.numbers import age_text, bytes_text, count_text
+from braid.console.pages.parts import short_name
 from braid.console.watch.history import SegmentSeen
-from braid.console.watch.view import BrokerSeen, Json, TopicSeen
+from braid.console.watch.view import BrokerSeen, ClusterView, Json, TopicSeen
 
 _CLIENTS_WAIT = (
     "Publishers and consumers of this range wait a moment, usually well under a second. No record is lost or repeated."
@@ -107,3 +110,33 @@ def of_redrive(subscription: str, dead_letters: str) -> list[str]:
 
 def hashes(segment: SegmentSeen) -> str:
     return f"{segment.first_hash:04x}–{segment.last_hash:04x}"
+
+
+# What is under way.
+
+
+def change_text(change: Json) -> str:
+    """Say in a sentence what is under way."""
+    topic, segments = short_name(change["topic"]), ", ".join(map(str, change["segments"]))
+    match change["kind"]:
+        case "layout":
+            children = ", ".join(map(str, change["children"]))
+            return f"{topic}: segment {segments} → {children} ({change['step'].lower()})"
+        case "move":
+            to = ", ".join(change["to"]) or "another broker"
+            return f"{topic}: segment {segments} moves from {change['from']} to {to}"
+        case "vote":
+            return f"{topic}: the replicas of segment {segments} vote; its owner {change['from']} is gone"
+        case "replicas":
+            return f"{topic}: copies of segment {segments} go to {', '.join(change['to']) or 'nobody any more'}"
+        case _:
+            return f"{topic}: {change['from']} opens segment {segments}"
+
+
+def since_text(change: Json) -> str:
+    return f"for {age_text(time.time() - change['since'] / 1e6)}" if change["since"] else change["step"].lower()
+
+
+def changes_of(view: ClusterView, topic: str) -> list[str]:
+    """Return the sentences about one topic."""
+    return [change_text(each) for each in view.changes if each["topic"] == topic]

@@ -56,7 +56,15 @@ def _move(visit: Visit, path: str, segment: SegmentSeen) -> None:
         await visit.change("POST", topic_path(path) + "/move", query=query)
         return f"Segment {segment.id} is served by {given['to'] or 'another broker'}."
 
-    ask_back(visit, f"Move segment {segment.id}?", consequences.of_move(segment, ""), run, button="Move", fields=fields)
+    ask_back(
+        visit,
+        f"Move segment {segment.id}?",
+        consequences.of_move(segment, ""),
+        run,
+        button="Move",
+        fields=fields,
+        topic=path,
+    )
 
 
 def _move_all(visit: Visit, path: str) -> None:
@@ -73,7 +81,7 @@ def _move_all(visit: Visit, path: str) -> None:
         "Every segment of the topic goes to this broker, or each to the best one.",
         *consequences.of_move(SegmentSeen(id=0, first_hash=0, last_hash=0xFFFF, active=True), "")[1:],
     ]
-    ask_back(visit, f"Move all segments of {short_name(path)}?", what, run, button="Move", fields=fields)
+    ask_back(visit, f"Move all segments of {short_name(path)}?", what, run, button="Move", fields=fields, topic=path)
 
 
 def _split(visit: Visit, path: str, segment: SegmentSeen, *, at: str) -> None:
@@ -94,7 +102,7 @@ def _split(visit: Visit, path: str, segment: SegmentSeen, *, at: str) -> None:
         return f"Segment {segment.id} is split. The braid shows its children."
 
     what = [*consequences.of_split(segment, 2, at), *([known] if known else [])]
-    ask_back(visit, f"Split segment {segment.id}?", what, run, button="Split", fields=fields)
+    ask_back(visit, f"Split segment {segment.id}?", what, run, button="Split", fields=fields, topic=path)
 
 
 def _merge(visit: Visit, path: str, segment: SegmentSeen) -> None:
@@ -109,7 +117,7 @@ def _merge(visit: Visit, path: str, segment: SegmentSeen) -> None:
         return f"Segments {segment.id} and {other.id} are one."
 
     title = f"Merge segments {segment.id} and {other.id}?"
-    ask_back(visit, title, consequences.of_merge(segment, other), run, button="Merge")
+    ask_back(visit, title, consequences.of_merge(segment, other), run, button="Merge", topic=path)
 
 
 def _repartition(visit: Visit, path: str) -> None:
@@ -128,7 +136,7 @@ def _repartition(visit: Visit, path: str) -> None:
         "The ring is cut into so many segments of equal size. A segment that has such a range already stays.",
         "The others are sealed, and clients go on with the new ones.",
     ]
-    ask_back(visit, f"Repartition {short_name(path)}?", what, run, button="Repartition", fields=fields)
+    ask_back(visit, f"Repartition {short_name(path)}?", what, run, button="Repartition", fields=fields, topic=path)
 
 
 async def _recover(visit: Visit, path: str) -> None:
@@ -159,6 +167,7 @@ async def _recover(visit: Visit, path: str) -> None:
         button="Accept the loss",
         danger=True,
         type_to_confirm=short_name(path),
+        topic=path,
     )
 
 
@@ -168,7 +177,7 @@ def _abort(visit: Visit, path: str) -> None:
         return "It is taken back: the layout stays as it was."
 
     what = ["The children are deleted again. The parents still take writes, so no record is touched."]
-    ask_back(visit, "Take the change back?", what, run, button="Take it back")
+    ask_back(visit, "Take the change back?", what, run, button="Take it back", topic=path)
 
 
 async def _policies(visit: Visit, path: str) -> None:
