@@ -198,6 +198,32 @@ def test_the_braid_answers_the_pointer_and_zooms(stage: Stage, new_page: NewPage
     expect(page.get_by_role("button", name="1m")).to_have_class("on")
 
 
+def test_fields_of_a_dialog_show_their_values_where_they_begin(stage: Stage, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + ORDERS)
+    page.get_by_role("button", name="Policies").click()
+    # The dialog grows when it opens, so this waits for the last size.
+    page.wait_for_function(
+        """() => {
+            const left = element => element.getBoundingClientRect().left;
+            const fields = [...document.querySelectorAll('.dialog .q-field')];
+            const chosen = fields.find(each => each.innerText.includes('Durability'));
+            if (!chosen) return false;
+            const value = chosen.querySelector('.q-field__native span');
+            const label = chosen.querySelector('.q-field__label');
+            const heights = new Set(fields.map(each => each.querySelector('.q-field__control').offsetHeight));
+            return Math.abs(left(value) - left(label)) < 2 && heights.size === 1;
+        }"""
+    )
+    # A key stands in one line, and its line says what it does.
+    page.keyboard.press("Escape")
+    expect(page.locator(".dialog")).to_have_count(0)
+    page.keyboard.press("?")
+    expect(page.get_by_role("heading", name="Keys")).to_be_visible()
+    lines = page.locator(".dialog kbd").evaluate_all("all => all.map(each => each.getClientRects().length)")
+    assert set(lines) == {1}
+
+
 def test_records_are_looked_at_decoded_and_published(stage: Stage, new_page: NewPage, shot: Shot) -> None:
     page = new_page()
     page.goto(stage.url + "/messages/public/default/orders")

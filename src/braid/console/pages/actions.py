@@ -53,8 +53,8 @@ def ask_back(
         if type_to_confirm:
             typed = ui.input(f"Type {type_to_confirm} to confirm").props("outlined dense").classes("w-full")
         outcome = ui.html("", sanitize=False)
-        with ui.element("div").classes("row"):
-            ui.button("Close", on_click=dialog.close).props("flat no-caps color=grey-7")
+        with ui.element("div").classes("buttons"):
+            ui.button("Close", on_click=dialog.close, color=None).props("flat no-caps").classes("quiet")
             go = ui.button(button).props(f"unelevated no-caps color={'negative' if danger else 'primary'}")
 
     async def do() -> None:
