@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from braid.console import numbers
 from braid.console.drawing.svg import moment_text
 from braid.console.pages import consequences
 from braid.console.pages.actions import progress
-from braid.console.pages.cluster import brokers_card, changes_card
+from braid.console.pages.cluster import brokers_card, changes_card, figures
 from braid.console.pages.consequences import change_text, changes_of
 from braid.console.pages.messages import Reading, headers_of, place_of, records_card
 from braid.console.pages.pipeline import Jobs, is_query, queries_card, reports_card
 from braid.console.pages.subscriptions import oldest_s, subscription_card
+from braid.console.pages.topic import segment_row
 from braid.console.pages.topics import Listing, chosen, topics_card
 from braid.console.records import (
     MAX_SHOWN_BYTES,
@@ -48,10 +50,16 @@ GIVEN: dict[str, Any] = {"by": "end", "segment": None, "offset": 0, "time": "", 
         (numbers.bytes_text(20 << 30), "20.0 GiB"),
         (numbers.bytes_text(None), "–"),
         (numbers.count_text(1234567), "1,234,567"),
+        (numbers.counted(1, "chunk"), "1 chunk"),
+        (numbers.counted(0, "chunk"), "0 chunks"),
+        (numbers.counted(2, "copy"), "2 copies"),
+        (numbers.counted(None, "chunk"), "– chunks"),
         (numbers.short_text(950), "950"),
         (numbers.short_text(1234), "1.2 k"),
         (numbers.short_text(35_000_000), "35.0 M"),
         (numbers.rate_text(0.25, "records"), "0.2 records/s"),
+        (numbers.rate_text(0.02, "records"), "<0.1 records/s"),
+        (numbers.rate_text(0.0, "records"), "0 records/s"),
         (numbers.rate_text(12_000, "records"), "12.0 k records/s"),
         (numbers.age_text(45), "45 s"),
         (numbers.age_text(600), "10 min"),
@@ -77,7 +85,7 @@ def test_an_action_says_what_will_happen() -> None:
     assert "4 segments of equal size" in consequences.of_split(low, 4, "")[0]
     assert "1 (0000–7fff) and 2 (8000–ffff)" in consequences.of_merge(low, high)[0]
     assert (
-        "The 12 segments of a move to the other 2 brokers"
+        "a hands over 12 segments to the other 2 brokers"
         in consequences.of_drain(BrokerSeen(id="a", segments=12), 2)[0]
     )
     assert "nowhere to go" in consequences.of_drain(BrokerSeen(id="a", segments=12), 0)[0]
@@ -114,6 +122,45 @@ def test_a_broker_that_is_silent_is_shown_so() -> None:
     assert "not answering" in page
     assert page.count('data-act="drain"') == 1, "only of the one that answers"
     assert "data-act" not in brokers_card(view, {}, read_only=True)
+
+
+def text_of(markup: str) -> str:
+    return re.sub("<[^>]*>", " ", markup)
+
+
+def test_a_phone_gets_what_its_columns_have_no_room_for() -> None:
+    broker = BrokerSeen(
+        id="a", version="1.2.3", lease="held", cpu=0.31, bytes_in_per_s=2048.0, bytes_out_per_s=4096.0,
+        disk_size=1e9, disk_free=2e8, connections=7,
+    )  # fmt: skip
+    topic = TopicSeen(
+        path="x/y/orders", segments=(segment(0, 0, 0xFFFF),), bytes_in_per_s=5120.0, bytes_out_per_s=6144.0,
+        stored_bytes=7168.0,
+    )  # fmt: skip
+    view = ClusterView(at=1.0, brokers=(broker,), topics={topic.path: topic})
+    stats = {"records": 8, "bytes": 9216, "chunks": 10, "chunkBytes": 11264, "endOffset": 13, "exportedOffset": 1,
+             "logBytes": 13312}  # fmt: skip
+    for page in (
+        brokers_card(view, {}, read_only=True),
+        topics_card(view, Listing(), {}),
+        segment_row(segment(0, 0, 0xFFFF), stats, 1.0, {}, read_only=True),
+    ):
+        (row,) = re.findall(r"<tr [^>]*data-(?:broker|topic|segment).*?</tr>", page)
+        (narrow,) = map(text_of, re.findall(r'<span class="under narrow">(.*?</span> )</span>', row))
+        columns = [text_of(each) for each in re.findall(r'<td class="[^"]*\bwide\b[^"]*">(.*?)</td>', row)]
+        assert len(columns) >= 4
+        for wide in columns:
+            for number in re.findall(r"[0-9a-f.–]*\d[0-9a-f.–]*", wide):
+                assert number in narrow, f"{wide!r} is not on a phone: {narrow}"
+    assert "lease held" in brokers_card(view, {}, read_only=True)
+
+
+def test_segments_that_nobody_serves_are_counted_by_their_topics() -> None:
+    orphan = SegmentSeen(id=0, first_hash=0, last_hash=0xFFFF, active=True, owner="")
+    view = ClusterView(topics={"public/default/orders": TopicSeen(path="public/default/orders", segments=(orphan,))})
+    shown = text_of(figures(view))
+    assert re.search(r"Not served +1 +segment +orders", shown)
+    assert re.search(r"Not served +0 +segments +all is served", text_of(figures(ClusterView())))
 
 
 def test_empty_pages_say_what_to_do() -> None:

@@ -27,6 +27,18 @@ def count_text(count: float | None) -> str:
     return UNKNOWN if count is None else f"{count:,.0f}"
 
 
+def plural(count: float | None, noun: str) -> str:
+    """Return the noun as it stands after this number."""
+    if count == 1:
+        return noun
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def counted(count: float | None, noun: str) -> str:
+    """Return `1 record`, `1,234 records`."""
+    return f"{count_text(count)} {plural(count, noun)}"
+
+
 def short_text(count: float | None) -> str:
     """Return `950`, `1.2 k`, `35 M`."""
     if count is None:
@@ -41,10 +53,11 @@ def short_text(count: float | None) -> str:
 
 
 def rate_text(per_s: float | None, what: str = "") -> str:
-    """Return `1.2 k records/s`; small rates keep a digit after the point."""
+    """Return `1.2 k records/s`; small rates keep a digit after the point, and the smallest are not 0."""
     if per_s is None:
         return UNKNOWN
-    number = f"{per_s:.1f}" if 0 < per_s < 10 else short_text(per_s)
+    small = "<0.1" if 0 < per_s < 0.05 else f"{per_s:.1f}"
+    number = small if 0 < per_s < 10 else short_text(per_s)
     return f"{number} {what}/s" if what else f"{number}/s"
 
 

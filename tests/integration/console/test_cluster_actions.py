@@ -71,7 +71,7 @@ def test_a_broker_is_drained_and_gives_its_segments_away(bare_stage: Stage, clie
     page = new_page()
     page.goto(bare_stage.url)
     press(page, "broker-2", "Drain")
-    expect(page.locator(".dialog")).to_contain_text("move to the other 2 brokers")
+    expect(page.locator(".dialog")).to_contain_text("to the other 2 brokers")
     confirm(page, "Drain", "broker-2 is being drained")
     state(page, "broker-2", "drained")
     assert "broker-2" not in client.admin.layout("parcels")["owners"].values()

@@ -29,10 +29,13 @@ def strand(page: Page, segment: int) -> str:
     return f'svg.braid .ribbon:not(.link)[data-segment="{segment}"]'
 
 
-def test_pictures_of_the_documentation_are_small() -> None:
-    pictures = list((Path(__file__).parents[3] / "docs" / "images" / "console").glob("*.png"))
+def test_pictures_of_the_documentation_are_small_and_shown() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    pictures = list((docs / "images" / "console").glob("*.png"))
     assert len(pictures) >= 8
     assert [each.name for each in pictures if each.stat().st_size > 150_000] == []
+    page = (docs / "operating" / "console.md").read_text()
+    assert {each.name for each in pictures} == set(re.findall(r"\(\.\./images/console/([\w-]+\.png)\)", page))
 
 
 def test_the_cluster_shows_its_brokers_and_keys_lead_elsewhere(stage: Stage, new_page: NewPage, shot: Shot) -> None:
@@ -335,3 +338,9 @@ def test_dark_and_phone_are_readable(stage: Stage, new_page: NewPage, shot: Shot
         if name:
             phone.evaluate("document.querySelector('svg.braid').scrollIntoView({block: 'center'})")
             shot(phone, name)
+    # What has no column on a phone stands below the name.
+    for path, row, fact in (("/", "tr[data-broker]", "lease held"), (ORDERS, "tr[data-segment]", "only in log")):
+        phone.goto(stage.url + path)
+        expect(phone.locator(f"{row} .narrow", has_text=fact).first).to_be_visible()
+        page.goto(stage.url + path)
+        expect(page.locator(f"{row} .narrow").first).to_be_hidden()

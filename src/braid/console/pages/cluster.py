@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from braid.console.html import Html, el
-from braid.console.numbers import age_text, bytes_rate_text, bytes_text, count_text, percent_text, rate_text
+from braid.console.numbers import age_text, bytes_rate_text, bytes_text, count_text, counted, percent_text, rate_text
 from braid.console.pages import consequences
 from braid.console.pages.actions import ask_back, on_acts
 from braid.console.pages.consequences import change_text, since_text
@@ -20,9 +20,11 @@ from braid.console.pages.parts import (
     command,
     empty,
     figure,
+    narrow,
     number,
     owner_dot,
     pill,
+    short_name,
     state_pill,
     table,
 )
@@ -56,18 +58,23 @@ def show(visit: Visit) -> None:
 def figures(view: ClusterView) -> Html:
     up = [each for each in view.brokers if each.up]
     records_in = sum(each.records_in_per_s or 0 for each in view.topics.values())
+    records_out = sum(each.records_out_per_s or 0 for each in view.topics.values())
     bytes_in = sum(each.bytes_in_per_s or 0 for each in view.topics.values())
     bytes_out = sum(each.bytes_out_per_s or 0 for each in view.topics.values())
     segments = sum(each.active for each in view.topics.values())
-    unserved = sum(each.active and not each.owner for topic in view.topics.values() for each in topic.segments)
+    unserved = {
+        short_name(path): count
+        for path, topic in view.topics.items()
+        if (count := sum(each.active and not each.owner for each in topic.segments))
+    }
     leader = next((each.id for each in view.brokers if each.leader), "none now")
     return el(
         "div",
         figure("Brokers", f"{len(up)} of {len(view.brokers)} up", f"leader: {leader}"),
-        figure("Topics", count_text(len(view.topics)), f"{count_text(segments)} active segments"),
+        figure("Topics", count_text(len(view.topics)), counted(segments, "active segment")),
         figure("Published", rate_text(records_in, "records"), bytes_rate_text(bytes_in)),
-        figure("Delivered", bytes_rate_text(bytes_out)),
-        figure("Not served", f"{unserved} segments", "all is served" if not unserved else "see below"),
+        figure("Delivered", rate_text(records_out, "records"), bytes_rate_text(bytes_out)),
+        figure("Not served", counted(sum(unserved.values()), "segment"), ", ".join(unserved) or "all is served"),
         cls="figures",
     )
 
@@ -99,7 +106,9 @@ def _broker_row(each: BrokerSeen, colours: dict[str, int], *, read_only: bool) -
     disk = None
     if each.disk_size and each.disk_free is not None:
         used = 1 - each.disk_free / each.disk_size
-        disk = el("div", bar(used), el("span", f"{bytes_text(each.disk_free)} free", cls="nowrap"), cls="with-bar")
+        disk = el(
+            "div", bar(used), el("div", bytes_text(each.disk_free), el("span", "free", cls="under")), cls="with-bar"
+        )
     cpu = el("div", bar(each.cpu), el("span", percent_text(each.cpu)), cls="with-bar") if each.cpu is not None else "–"
     age = f"up {age_text(time.time() - each.started_at)} · " if each.started_at and each.up else ""
     buttons: list[Html] = []
@@ -114,11 +123,20 @@ def _broker_row(each: BrokerSeen, colours: dict[str, int], *, read_only: bool) -
         [" ", pill("leader", "live plain")] if each.leader else None,
         el("span", f"{age}{each.address or 'address unknown'}", cls="under"),
         [el("span", reason, cls="under") for reason in each.obstacles[:2]],
+        narrow(
+            f"CPU {percent_text(each.cpu)}",
+            f"in {bytes_rate_text(each.bytes_in_per_s)}",
+            f"out {bytes_rate_text(each.bytes_out_per_s)}",
+            f"{bytes_text(each.disk_free)} free",
+            counted(each.connections, "client"),
+            f"lease {each.lease}",
+            f"version {each.version or '–'}",
+        ),
         cls="name-cell",
     )
     segments = [
         count_text(each.segments),
-        el("span", f"+{each.replicas} copies", cls="under") if each.replicas else None,
+        el("span", f"+{counted(each.replicas, 'copy')}", cls="under") if each.replicas else None,
     ]
     return el(
         "tr",
@@ -126,7 +144,7 @@ def _broker_row(each: BrokerSeen, colours: dict[str, int], *, read_only: bool) -
         el(
             "td",
             state_pill(each.state),
-            [" ", pill(f"{each.out_of_sync} copies behind", "warn")] if each.out_of_sync else None,
+            [" ", pill(f"{counted(each.out_of_sync, 'copy')} behind", "warn")] if each.out_of_sync else None,
         ),
         el("td", segments, cls="n"),
         el("td", cpu, cls="n wide"),
@@ -145,7 +163,7 @@ def _broker_row(each: BrokerSeen, colours: dict[str, int], *, read_only: bool) -
 def changes_card(view: ClusterView) -> Html:
     draining = [each for each in view.brokers if each.state == "draining"]
     lines = [
-        _change("drain", f"{each.id} is being drained", f"{count_text(each.segments)} segments left")
+        _change("drain", f"{each.id} is being drained", f"{counted(each.segments, 'segment')} left")
         for each in draining
     ]
     lines += [_change(str(each["kind"]), change_text(each), since_text(each)) for each in view.changes[:40]]

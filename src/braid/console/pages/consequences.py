@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from braid.console.numbers import age_text, bytes_text, count_text
+from braid.console.numbers import age_text, bytes_text, counted
 from braid.console.pages.parts import short_name
 from braid.console.watch.history import SegmentSeen
 from braid.console.watch.view import BrokerSeen, ClusterView, Json, TopicSeen
@@ -53,16 +53,16 @@ def neighbour(segment: SegmentSeen, topic: TopicSeen) -> SegmentSeen | None:
 def of_drain(broker: BrokerSeen, others: int) -> list[str]:
     if not others:
         return [f"{broker.id} is the only active broker: its segments have nowhere to go. Start another one first."]
+    segments, to = counted(broker.segments, "segment"), counted(others, "broker")
     return [
-        f"The {count_text(broker.segments)} segments of {broker.id} move to the other {count_text(others)} "
-        f"{'broker' if others == 1 else 'brokers'}, a few at a time.",
+        f"{broker.id} hands over {segments} to the other {to}, a few at a time.",
         f"{broker.id} gets no new segments until it is activated again.",
         _CLIENTS_WAIT,
     ]
 
 
 def of_activate(broker: BrokerSeen) -> list[str]:
-    return [f"{broker.id} may own segments again. Nothing moves to it by itself at once; balance to even the load."]
+    return [f"{broker.id} may own segments again. Nothing moves to it by itself immediately; balance to even the load."]
 
 
 def of_balance(plan: Json) -> list[str]:
@@ -84,7 +84,7 @@ def of_balance(plan: Json) -> list[str]:
 def of_delete_topic(topic: TopicSeen) -> list[str]:
     size = f", {bytes_text(topic.stored_bytes)}" if topic.stored_bytes is not None else ""
     return [
-        f"{topic.path} goes with its {count_text(len(topic.segments))} segments, all records{size} and all "
+        f"{topic.path} goes with its {counted(len(topic.segments), 'segment')}, all records{size} and all "
         "subscriptions.",
         "Nothing brings it back.",
     ]
@@ -98,7 +98,8 @@ def of_seek(subscription: str, where: str) -> list[str]:
 
 
 def of_skip(subscription: str, backlog: int) -> list[str]:
-    return [f"{subscription} leaves out the {count_text(backlog)} records that it has before it. It never gets them."]
+    left_out = counted(backlog, "record")
+    return [f"{subscription} leaves out {left_out} that it has before it. It never gets what it leaves out."]
 
 
 def of_redrive(subscription: str, dead_letters: str) -> list[str]:

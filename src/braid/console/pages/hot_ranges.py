@@ -10,7 +10,7 @@ from braid.console.drawing.strands import RING
 from braid.console.drawing.svg import colour
 from braid.console.html import Child, Html, el, join
 from braid.console.numbers import count_text, percent_text, rate_text
-from braid.console.pages.parts import act, card, empty, number, owner_dot, pill, table
+from braid.console.pages.parts import act, card, empty, narrow, number, owner_dot, pill, table
 from braid.console.watch.history import SegmentSeen
 from braid.console.watch.view import Json, TopicDetail, TopicSeen
 
@@ -88,7 +88,8 @@ def _hint(bar: Bar) -> Html:
 
 def _edge(segment: SegmentSeen, *, measured: bool) -> Html:
     width = segment.last_hash + 1 - segment.first_hash
-    text = f"segment {segment.id}" if measured else f"segment {segment.id} is not measured yet"
+    word = el("span", "segment ", cls="word")  # A phone has no room for it.
+    text = [word, str(segment.id), None if measured else " is not measured yet"]
     style = f"left:{percent_of_ring(segment.first_hash)};width:{percent_of_ring(width)}"
     return el("div", el("span", text) if width >= NAMED else None, cls="range", style=style)
 
@@ -131,7 +132,16 @@ def _busiest(measured: dict[str, Json], owners: dict[int, str], colours: dict[st
     rows = [
         el(
             "tr",
-            el("td", owner_dot(owners.get(int(id_), ""), colours), f"segment {id_}", cls="name-cell nowrap"),
+            el(
+                "td",
+                el("span", owner_dot(owners.get(int(id_), ""), colours), f"segment {id_}", cls="nowrap"),
+                narrow(
+                    rate_text(found["recordsInPerS"], "rec"),
+                    percent_text(found["recordsInPerS"] / total),
+                    f"hottest {_hottest_hashes(found)}",
+                ),
+                cls="name-cell",
+            ),
             el(
                 "td",
                 rate_text(found["recordsInPerS"], "rec"),
@@ -166,9 +176,15 @@ def _split_here(id_: str, found: Json, *, read_only: bool) -> Html | None:
 def _hottest(found: Json) -> Child:
     if found["hottest"] is None:
         return "–"
+    share = el("span", f"{_share_text(found['hottestShare'])} of its records", cls="under")
+    return [el("code", _hottest_hashes(found)), share]
+
+
+def _hottest_hashes(found: Json) -> str:
+    if found["hottest"] is None:
+        return "–"
     first, last = found["hottest"]["start"], found["hottest"]["end"]
-    hashes = f"{first:04x}" if first == last else f"{first:04x}–{last:04x}"
-    return [el("code", hashes), el("span", f"{_share_text(found['hottestShare'])} of its records", cls="under")]
+    return f"{first:04x}" if first == last else f"{first:04x}–{last:04x}"
 
 
 def verdict(found: Json) -> Html:

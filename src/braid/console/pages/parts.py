@@ -72,6 +72,11 @@ def number(heading: Child, *, wide: bool = False) -> Html:
     return el("th", heading, cls="n wide" if wide else "n")
 
 
+def narrow(*facts: str) -> Html:
+    """Return a line for phones: what the columns tell that are `wide`."""
+    return el("span", [[el("span", fact), " "] for fact in facts], cls="under narrow")
+
+
 def act(text: str, name: str, *, icon_name: str = "", cls: str = "", **data: str | int) -> Html:
     """Return a button whose click the page gets as an event."""
     attributes = {f"data_{key}": value for key, value in data.items()}

@@ -9,7 +9,7 @@ from typing import Any, Final
 from nicegui import ui
 
 from braid.console.html import Html, el, join
-from braid.console.numbers import age_text, bytes_text, count_text
+from braid.console.numbers import age_text, bytes_text, count_text, counted
 from braid.console.pages.frame import frame, head
 from braid.console.pages.parts import card, command, empty, figure, icon, number, pill, short_name, table
 from braid.console.pages.subscriptions import oldest_s
@@ -121,7 +121,7 @@ def _query_row(path: str, name: str, found: Json, age_s: float | None) -> Html:
         el("td", name, cls="name-cell"),
         el("td", el("a", short_name(path), href=f"/topics/{path}")),
         el("td", state),
-        el("td", f"{count_text(found['backlog'])} records", _oldest(found, age_s), cls="n"),
+        el("td", counted(found["backlog"], "record"), _oldest(found, age_s), cls="n"),
         el("td", f"{age_text(moved)} ago" if moved is not None else "–", cls="n"),
     )
 

@@ -10,11 +10,11 @@ from nicegui import ui
 
 from braid.console.drawing.svg import moment_text
 from braid.console.html import Child, Html, el, join
-from braid.console.numbers import age_text, bytes_text, count_text, short_text
+from braid.console.numbers import age_text, bytes_text, count_text, counted, plural, short_text
 from braid.console.pages import consequences
 from braid.console.pages.actions import ask_back, on_acts
 from braid.console.pages.frame import frame, head
-from braid.console.pages.parts import act, card, command, empty, figure, icon, number, pill, short_name, table
+from braid.console.pages.parts import act, card, command, empty, figure, icon, narrow, number, pill, short_name, table
 from braid.console.pages.visit import Visit
 from braid.console.records import Shown, one_line, read_moment, shown
 from braid.console.rest import RestError, subscription_path
@@ -127,7 +127,7 @@ def subscription_card(
     kind = "queue" if queue else "stream"
     oldest = queue["oldestAt"] if queue else None
     figures = [
-        figure("Backlog", f"{short_text(found['backlog'])} records", "at least" if found["unavailable"] else ""),
+        figure("Backlog", _records(found["backlog"]), "at least" if found["unavailable"] else ""),
         figure("Consumers", f"{connected} connected", f"{len(consumers)} known"),
     ]
     if queue:
@@ -216,7 +216,9 @@ def _segments(found: Json) -> Html | None:
         rows.append(
             el(
                 "tr",
-                el("td", segment, cls="name-cell"),
+                el(
+                    "td", segment, narrow(f"{count_text(each['offset'])} of {count_text(each['end'])}"), cls="name-cell"
+                ),
                 el("td", ", ".join(holders) or el("span", "nobody", cls="faint")),
                 el("td", count_text(each["offset"]), cls="n wide"),
                 el("td", count_text(each["end"]), cls="n wide"),
@@ -250,11 +252,15 @@ def _consumers(consumers: Json) -> Html | None:
 
 
 def _segment_count(count: int) -> str:
-    return "no segment" if not count else "1 segment" if count == 1 else f"{count} segments"
+    return counted(count, "segment") if count else "no segment"
+
+
+def _records(count: int) -> str:
+    return f"{short_text(count)} {plural(count, 'record')}"
 
 
 def _group_card(path: str, group: Json) -> Html:
-    backlog = figure("Backlog", f"{short_text(group['backlog'])} records")
+    backlog = figure("Backlog", _records(group["backlog"]))
     body = el("div", el("div", backlog, cls="figures"), cls="pad")
     return card(group["name"], body, _consumers(group["consumers"]), hint=f"checkpoint group of {short_name(path)}")
 

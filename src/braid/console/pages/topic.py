@@ -12,9 +12,10 @@ from braid.console.drawing.geometry import draw_braid
 from braid.console.drawing.strands import Window, panned, zoomed
 from braid.console.drawing.svg import write_svg
 from braid.console.html import Html, el, join
-from braid.console.numbers import bytes_rate_text, bytes_text, count_text, percent_text, rate_text
+from braid.console.numbers import bytes_rate_text, bytes_text, count_text, counted, percent_text, rate_text
 from braid.console.pages import layout_actions
 from braid.console.pages.actions import on_acts
+from braid.console.pages.consequences import hashes
 from braid.console.pages.frame import frame, head
 from braid.console.pages.hot_ranges import hot_ranges_card
 from braid.console.pages.parts import (
@@ -24,6 +25,7 @@ from braid.console.pages.parts import (
     empty,
     figure,
     icon,
+    narrow,
     number,
     owner_dot,
     owner_name,
@@ -125,8 +127,8 @@ def figures(topic: TopicSeen | None, detail: TopicDetail | None) -> Html:
         figure("Published", rate_text(topic.records_in_per_s, "records"), bytes_rate_text(topic.bytes_in_per_s)),
         figure("Delivered", rate_text(topic.records_out_per_s, "records"), bytes_rate_text(topic.bytes_out_per_s)),
         figure("Segments", f"{topic.active} active", f"{sealed} sealed"),
-        figure("Stored", bytes_text(topic.stored_bytes), f"{count_text(chunks)} chunks"),
-        figure("Only in logs", f"{count_text(tail)} records", "not exported yet"),
+        figure("Stored", bytes_text(topic.stored_bytes), counted(chunks, "chunk")),
+        figure("Only in logs", counted(tail, "record"), "not exported yet"),
         _backlog(topic),
         cls="figures",
     )
@@ -135,7 +137,7 @@ def figures(topic: TopicSeen | None, detail: TopicDetail | None) -> Html:
 def _backlog(topic: TopicSeen) -> Html:
     if topic.backlog is None:
         return figure("Backlog", "–", "no subscription")
-    return figure("Backlog", f"{count_text(topic.backlog)} records", "slowest subscription")
+    return figure("Backlog", counted(topic.backlog, "record"), "slowest subscription")
 
 
 def _tail(segment: Json) -> int:
@@ -265,7 +267,13 @@ def segments_card(visit: Visit, path: str) -> Html:
     shown = sorted((each for each in topic.segments if each.active), key=lambda each: each.first_hash)
     sealed = sorted((each for each in topic.segments if not each.active), key=lambda each: -each.id)
     rows = [
-        _segment_row(visit, each, stats.get(str(each.id), {}), history.rate(each.id) if history else None)
+        segment_row(
+            each,
+            stats.get(str(each.id), {}),
+            history.rate(each.id) if history else None,
+            visit.watch.colours,
+            read_only=visit.read_only,
+        )
         for each in [*shown, *sealed][:300]
     ]
     headings = [
@@ -302,11 +310,12 @@ def _transition_note(transition: Json) -> Html:
     return el("div", el("div", pill(transition["step"].lower(), "live"), text, abort, cls="change"), cls="changes")
 
 
-def _segment_row(visit: Visit, each: SegmentSeen, stats: Json, rate: float | None) -> Html:
-    colours = visit.watch.colours
+def segment_row(
+    each: SegmentSeen, stats: Json, rate: float | None, colours: dict[str, int], *, read_only: bool
+) -> Html:
     owner = each.owner or stats.get("owner") or ""
     buttons: list[Html] = []
-    if each.active and not visit.read_only:
+    if each.active and not read_only:
         buttons = [
             act("Move", "move", segment=each.id),
             act("Split", "split", segment=each.id),
@@ -314,7 +323,7 @@ def _segment_row(visit: Visit, each: SegmentSeen, stats: Json, rate: float | Non
         ]
     hot = stats.get("hotKeyShare")
     state = None if each.active else pill("sealed", "plain")
-    tail = _tail(stats)
+    only_in_log = count_text(_tail(stats)) if stats else "–"
     log_bytes = stats.get("logBytes")
     return el(
         "tr",
@@ -323,9 +332,18 @@ def _segment_row(visit: Visit, each: SegmentSeen, stats: Json, rate: float | Non
             str(each.id),
             [" ", state] if state else None,
             [" ", pill(f"one key {percent_text(hot)}", "warn")] if hot else None,
+            narrow(
+                hashes(each),
+                counted(stats.get("records"), "record"),
+                f"{bytes_text(stats.get('bytes'))} stored",
+                counted(stats.get("chunks"), "chunk"),
+                f"{bytes_text(stats.get('chunkBytes'))} in chunks",
+                f"{only_in_log} only in log",
+                f"log {bytes_text(log_bytes)}",
+            ),
             cls="name-cell",
         ),
-        el("td", el("code", f"{each.first_hash:04x}–{each.last_hash:04x}"), cls="wide"),
+        el("td", el("code", hashes(each)), cls="wide"),
         el("td", owner_name(each.owner, colours) if each.active else owner_name(owner, colours), cls="nowrap"),
         el("td", rate_text(rate, "rec") if each.active else "–", cls="n"),
         el("td", count_text(stats.get("records")), cls="n wide"),
@@ -338,7 +356,7 @@ def _segment_row(visit: Visit, each: SegmentSeen, stats: Json, rate: float | Non
         ),
         el(
             "td",
-            count_text(tail) if stats else "–",
+            only_in_log,
             el("span", f"log {bytes_text(log_bytes)}", cls="under"),
             cls="n wide",
         ),

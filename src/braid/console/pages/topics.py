@@ -8,11 +8,11 @@ from msgspec import Struct
 from nicegui import ui
 
 from braid.console.html import Child, Html, el
-from braid.console.numbers import bytes_rate_text, bytes_text, count_text, rate_text, short_text
+from braid.console.numbers import bytes_rate_text, bytes_text, count_text, counted, rate_text, short_text
 from braid.console.pages import consequences
 from braid.console.pages.actions import ask_back, on_acts
 from braid.console.pages.frame import frame, head
-from braid.console.pages.parts import act, card, command, empty, number, owner_dot, pill, short_name, table
+from braid.console.pages.parts import act, card, command, empty, narrow, number, owner_dot, pill, short_name, table
 from braid.console.pages.visit import Visit
 from braid.console.rest import topic_path
 from braid.console.watch.view import ClusterView, TopicSeen
@@ -143,6 +143,12 @@ def _row(each: TopicSeen, colours: dict[str, int]) -> Html:
             "td",
             el("a", short_name(each.path), href=f"/topics/{each.path}"),
             el("span", [owner_dot(owner, colours) for owner in owners[:8]], namespace, cls="under"),
+            narrow(
+                counted(each.active, "segment"),
+                f"{bytes_text(each.stored_bytes)} stored",
+                f"in {bytes_rate_text(each.bytes_in_per_s)}",
+                f"out {bytes_rate_text(each.bytes_out_per_s)}",
+            ),
             cls="name-cell",
         ),
         el(
