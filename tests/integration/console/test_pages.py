@@ -76,6 +76,33 @@ def test_topics_are_created_found_and_sorted(stage: Stage, new_page: NewPage, sh
     expect(page.locator(".empty")).to_contain_text("No topic matches")
 
 
+def test_a_dialog_is_filled_and_confirmed_by_the_keyboard(stage: Stage, client: Client, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + "/topics")
+    page.get_by_role("button", name="Create topic").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Name")).to_be_focused()
+    page.keyboard.type("by-keyboard")
+    page.keyboard.press("Enter")
+    expect(page.locator(".outcome.good")).to_contain_text("by-keyboard is there")
+    page.keyboard.press("Escape")
+    expect(page.locator(".dialog")).to_have_count(0)
+    expect(page.get_by_role("button", name="Create topic")).to_be_focused()
+    client.admin.delete_topic("by-keyboard")
+    # A field with a list opens it, and a text of several lines gets a new one.
+    page.goto(stage.url + "/messages/public/default/orders")
+    page.get_by_role("button", name="Publish").click()
+    page.locator(".dialog").get_by_label("Topic").press("Enter")
+    expect(page.get_by_role("option", name="clicks")).to_be_visible()
+    page.keyboard.press("Escape")
+    value = page.locator(".dialog").get_by_label("Value")
+    value.fill("one")
+    value.press("End")
+    value.press("Enter")
+    expect(value).to_have_value("one\n")
+    expect(page.locator(".outcome")).to_have_count(0)
+
+
 def test_a_topic_with_replicas_is_created(stage: Stage, client: Client, new_page: NewPage) -> None:
     page = new_page()
     page.goto(stage.url + "/topics")

@@ -24,6 +24,7 @@ KEYS: Final = (
     ("/", "search"),
     ("+ · − · 0", "zoom the braid in, out, and back"),
     ("Ctrl or Alt + wheel", "zoom the braid at the pointer; with Shift only in time"),
+    ("Enter", "in a field of a dialog: press its button"),
     ("d", "light or dark"),
     ("?", "this list"),
 )

@@ -102,6 +102,12 @@
   const PAGES = { c: "/", t: "/topics", m: "/messages", s: "/subscriptions", p: "/pipeline" };
   let going = 0;
   document.addEventListener("keydown", (event) => {
+    // Enter in a field of a dialog is its button. A list opens by Enter, and a text of several lines gets another one.
+    if (event.key === "Enter" && !event.repeat && event.target.matches(".dialog input:not([role=combobox])")) {
+      const go = [...event.target.closest(".dialog").querySelectorAll(".buttons button:not(.quiet):not(:disabled)")].pop();
+      if (go && go.offsetParent) go.click();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(event.target.tagName) || event.target.isContentEditable) return;
     const row = (event.key === "Enter" || event.key === " ") && event.target.closest("[data-act][tabindex]");
     if (row) { event.preventDefault(); if (!event.repeat) tell("act", { ...row.dataset }); return; }
