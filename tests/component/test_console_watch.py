@@ -24,6 +24,8 @@ class Cluster:
         self.asked: list[str] = []
         self.forbidden = False
         self.end = 100
+        self.changes: list[Any] = []
+        self.metrics = ""
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -34,7 +36,7 @@ class Cluster:
             return httpx.Response(403, content=b'{"code":"permission-denied","message":"may not","retriable":false}')
         if path == "/metrics":
             lines = [f'braid_segment_end_offset{{segment="0",topic="{each}"}} {self.end}' for each in self.paths]
-            return httpx.Response(200, text="\n".join(lines))
+            return httpx.Response(200, text="\n".join([*lines, self.metrics]))
         found = self._found(path)
         return httpx.Response(200, content=msgspec.json.encode(found))
 
@@ -50,6 +52,8 @@ class Cluster:
         if path == "/admin/v2/topology":
             routed = segment | {"active": True, "parentIds": [], "childIds": [], "owner": "b:6660", "epoch": 1}
             return {"topics": [{"topic": each, "topicId": 1, "segments": [routed]} for each in self.paths]}
+        if path == "/admin/v2/changes":
+            return self.changes
         if path == "/admin/v2/scalable/public/default":
             return [f"topic://{each}" for each in self.paths]
         if path.endswith("/layout"):
@@ -81,7 +85,7 @@ async def test_a_broker_that_misses_two_probes_is_silent_and_its_segments_are_no
     await look(watch)
     await look(watch)
     assert {each.id: each.state for each in watch.view.brokers} == {"a": "active", "b": "silent"}
-    assert watch.view.topics[cluster.paths[0]].alarms == ("1 of 1 segments are not served",)
+    assert watch.view.topics[cluster.paths[0]].alarms == ("1 of 1 segment not served",)
     cluster.away = set()
     await look(watch)
     assert {each.state for each in watch.view.brokers} == {"active"}
@@ -110,6 +114,23 @@ async def test_a_broker_that_hangs_is_silent_while_its_answers_are_awaited(monke
                 await asyncio.sleep(0.01)
     finally:
         await watch.close()
+
+
+async def test_what_metrics_and_changes_show_of_a_topic_are_its_alarms() -> None:
+    cluster = Cluster(topics=2)
+    watch = watching(cluster)
+    path, other = cluster.paths
+    cluster.metrics = f'braid_replica_in_sync{{follower="c",segment="0",topic="{path}"}} 0'
+    change = {"kind": "layout", "topic": path, "segments": [0], "children": [1, 2], "step": "SEALING", "since": 1}
+    cluster.changes = [change]
+    await look(watch)
+    of_change, of_copies = watch.view.topics[path].alarms
+    assert of_change.startswith("a change of its layout waits for ")
+    assert of_copies == "1 copy behind"
+    assert watch.view.topics[other].alarms == ()
+    cluster.forbidden = True
+    await look(watch)
+    assert watch.view.topics[path].alarms == (), "this token may not see them any more"
 
 
 async def test_brokers_are_asked_in_turn_and_those_that_do_not_answer_last() -> None:

@@ -23,7 +23,9 @@ from typing import Any, Final
 import msgspec
 
 from braid.console.drawing.strands import NOBODY
+from braid.console.numbers import counted
 from braid.console.rest import API, Rest, RestError, topic_path
+from braid.console.watch import alarms
 from braid.console.watch.history import SegmentSeen, TopicHistory
 from braid.console.watch.metrics_text import Series, read_metrics
 from braid.console.watch.pace import Pace
@@ -51,15 +53,13 @@ _COUNTERS: Final = {
 }
 _END: Final = "braid_segment_end_offset"
 _LAG: Final = "braid_subscription_lag_records"
-_AGE: Final = "braid_subscription_lag_seconds"
-_HOT: Final = "braid_segment_hot_key_ratio"
 _BROKER_GAUGES: Final = {
     "braid_disk_size_bytes": "disk_size",
     "braid_disk_free_bytes": "disk_free",
     "braid_connections": "connections",
     "braid_replicas_out_of_sync": "out_of_sync",
 }
-_WANTED: Final = frozenset({*_COUNTERS, *_BROKER_GAUGES, _END, _LAG, _AGE, _HOT, "process_cpu_seconds_total"})
+_WANTED: Final = frozenset({*_COUNTERS, *_BROKER_GAUGES, _END, _LAG, *alarms.METRICS, "process_cpu_seconds_total"})
 _UP: Final = frozenset({"active", "draining", "drained", "stopping"})
 
 _log: Final = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class ClusterWatch:
         self._gauges: dict[str, dict[str, float]] = {}
         self._topics: dict[str, Json] = {}
         self._numbers: dict[str, dict[str, float]] = {}
-        self._hot: dict[str, list[str]] = {}
+        self._alarms: dict[str, list[str]] = {}
         self._ages: dict[str, dict[str, float]] = {}
         self._changes: list[Json] = []
         self._error = ""
@@ -261,7 +261,7 @@ class ClusterWatch:
             self._forget_topics()
 
     def _forget_cluster(self) -> None:
-        self._brokers, self._gauges, self._changes, self._hot = {}, {}, [], {}
+        self._brokers, self._gauges, self._changes, self._alarms = {}, {}, [], {}
 
     async def _get_or(self, path: str, otherwise: Any) -> Any:
         """Ask for what may not be there: brokers of an older version lack some calls, and topics come and go."""
@@ -346,7 +346,6 @@ class ClusterWatch:
         """Make rates of what brokers answered, and when. A slow broker must not change the rates of the others."""
         numbers: dict[str, dict[str, float]] = {}
         lags: dict[str, dict[str, float]] = {}
-        hot: dict[str, list[str]] = {}
         ages: dict[str, dict[str, float]] = {}
         for id_, (found, now) in families.items():
             self._gauges[id_] = {field: found[name][()] for name, field in _BROKER_GAUGES.items() if () in found[name]}
@@ -362,16 +361,15 @@ class ClusterWatch:
             for (_, subscription, path), value in found[_LAG].items():
                 of_path = lags.setdefault(path, {})
                 of_path[subscription] = of_path.get(subscription, 0.0) + value
-            for (_, subscription, path), age_s in found[_AGE].items():
+            for (_, subscription, path), age_s in found[alarms.LAG_SECONDS].items():
                 of_path = ages.setdefault(path, {})
                 of_path[subscription] = max(of_path.get(subscription, 0.0), age_s)
-            for (segment, path), share in found[_HOT].items():
-                hot.setdefault(path, []).append(f"one key is {share:.0%} of segment {segment}")
         for path, by_subscription in lags.items():
             numbers.setdefault(path, {}).update(
                 backlog=max(by_subscription.values()), subscriptions=len(by_subscription)
             )
-        self._numbers, self._hot, self._ages = numbers, hot, ages
+        self._numbers, self._ages = numbers, ages
+        self._alarms = alarms.of_metrics([found for found, _ in families.values()])
         self._note_offsets(families.values())
 
     def _note_offsets(self, families: Iterable[tuple[dict[str, Series], float]]) -> None:
@@ -478,14 +476,19 @@ class ClusterWatch:
         if detail is not None:
             sizes = [each["bytes"] for each in detail.stats["segments"].values()]
             stored = sum(size for size in sizes if size is not None)
-        unserved = sum(each.active and not each.owner for each in segments)
-        alarms = [f"{unserved} of {len(segments)} segments are not served"] if unserved else []
+        active = [each for each in segments if each.active]
+        unserved = sum(not each.owner for each in active)
+        not_served = [f"{unserved} of {counted(len(active), 'segment')} not served"] if unserved else []
         return TopicSeen(
             path=path,
             topic_id=topic["topicId"],
             segments=tuple(segments),
             stored_bytes=stored,
-            alarms=(*alarms, *self._hot.get(path, ())),
+            alarms=(
+                *not_served,
+                *alarms.of_changes(self._changes, path, time.time()),
+                *self._alarms.get(path, ()),
+            ),
             records_in_per_s=numbers.get("records_in_per_s"),
             bytes_in_per_s=numbers.get("bytes_in_per_s"),
             records_out_per_s=numbers.get("records_out_per_s"),
