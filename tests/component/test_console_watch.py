@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from braid.console.rest import Rest, RestError
 from braid.console.watch.cluster_watch import MAX_WANTED, ClusterWatch
+from braid.console.watch.history import EARLIER_STEP_S
 
 pytestmark = pytest.mark.real_loop
 
@@ -131,6 +133,26 @@ async def test_what_metrics_and_changes_show_of_a_topic_are_its_alarms() -> None
     cluster.forbidden = True
     await look(watch)
     assert watch.view.topics[path].alarms == (), "this token may not see them any more"
+
+
+async def test_a_topic_that_is_created_while_the_console_watches_has_no_time_before() -> None:
+    cluster = Cluster()
+    watch = watching(cluster)
+    await look(watch)
+    cluster.paths.append("public/default/new")
+    await look(watch)
+    old, new = (watch.histories[path] for path in cluster.paths)
+    assert (old.watched_since > 0, new.watched_since) == (True, 0.0)
+    (strand,) = new.strands()
+    assert (strand.timed, old.strands()[0].timed) == (True, False)
+    assert time.time() - strand.born < EARLIER_STEP_S
+    # After a look that failed, a new topic may be as old as the last one that did not.
+    cluster.away = {"a:8660", "b:8660"}
+    await look(watch)
+    cluster.away = set()
+    cluster.paths.append("public/default/unknown")
+    await look(watch)
+    assert watch.histories["public/default/unknown"].watched_since > 0
 
 
 async def test_brokers_are_asked_in_turn_and_those_that_do_not_answer_last() -> None:

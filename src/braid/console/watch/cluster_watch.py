@@ -99,6 +99,8 @@ class ClusterWatch:
         self._changes: list[Json] = []
         self._error = ""
         self._limited = False
+        self._is_complete = False
+        """Whether the last look has seen all topics: one that is new at the next look has been created since."""
         self._at = 0.0
         self._looked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -219,6 +221,7 @@ class ClusterWatch:
             topology = await self.rest.get(f"{API}/topology")
             self._changes = await self._get_or(f"{API}/changes", [])
         except RestError as error:
+            self._is_complete = False
             if error.status == 403:
                 await self._look_at_names()
             else:
@@ -231,6 +234,7 @@ class ClusterWatch:
             segments = [self._segment(each) for each in topic["segments"]]
             self._note_segments(path, topic["topicId"], segments)
         self._forget_topics()
+        self._is_complete = len(topology["topics"]) <= MAX_TOPICS
 
     async def _look_at_names(self) -> None:
         """Look as far as a token reaches that may not see the cluster, and forget what more rights have shown."""
@@ -309,7 +313,7 @@ class ClusterWatch:
         now = time.time()
         history = self.histories.get(path)
         if history is None or history.topic_id != topic_id:
-            self.histories[path] = history = TopicHistory(topic_id, now)
+            self.histories[path] = history = TopicHistory(topic_id, now, now if self._is_complete else None)
         silent = [id_ for id_ in self._brokers if not self._is_up(id_)]
         seen = [msgspec.structs.replace(each, owner=NOBODY) if each.owner in silent else each for each in segments]
         history.look(seen, now, silent)

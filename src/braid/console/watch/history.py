@@ -85,8 +85,9 @@ class TopicHistory:
     """One topic's. The poller that watches the cluster is its only writer."""
 
     def __init__(self, topic_id: int, now: float, created_at: float | None = None) -> None:
+        """`created_at`: when the topic came to be, if the console watched the cluster then."""
         self.topic_id: Final = topic_id
-        self.watched_since: Final = now
+        self.watched_since: Final = now if created_at is None else 0.0
         self.changes = 0
         """Counts what was seen to change: segments and owners."""
         self._created_at = created_at
