@@ -1,8 +1,9 @@
-"""The page of messages: looks by time and by key, rows by the keyboard, and copies of values."""
+"""The page of messages: looks by offset, time and key, rows by the keyboard, copies of values, and publishing."""
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from braid.sync import Client
-from tests.kits.console_stage import LIVE_MS, Stage
+from tests.kits.console_stage import LIVE_MS, Stage, confirm
 
 if TYPE_CHECKING:
     from tests.integration.console.conftest import NewPage
@@ -72,6 +73,42 @@ def test_records_are_looked_up_by_time_and_by_key(stage: Stage, notes: Client, n
     page.get_by_label("Key", exact=True).fill("nobody")
     page.get_by_role("button", name="Look").click()
     expect(page.locator(".empty")).to_contain_text("No record is there", timeout=LIVE_MS)
+
+
+def test_records_are_looked_up_from_an_offset_and_in_a_segment(stage: Stage, notes: Client, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + NOTES)
+    rows = page.locator(".rec")
+    expect(rows).to_have_count(6, timeout=LIVE_MS)
+    of_one = [each for each in rows.all_inner_texts() if "grace" in each]
+    (segment,) = {int(found[1]) for each in of_one if (found := re.search(r"(\d) @ \d", each))}
+    choose(page, "from an offset")
+    page.get_by_label("Offset", exact=True).fill("1")
+    page.get_by_role("button", name="Look").click()
+    expect(rows.filter(has_text=re.compile(r"\d @ 0"))).to_have_count(0, timeout=LIVE_MS)
+    assert 0 < rows.count() < 6
+    page.get_by_label("Segment", exact=True).fill(str(segment))
+    page.get_by_role("button", name="Look").click()
+    expect(rows.filter(has_text="grace")).to_have_count(2, timeout=LIVE_MS)  # The first is at 0.
+    expect(rows.filter(has_not_text=re.compile(rf"{segment} @ [1-9]"))).to_have_count(0)
+
+
+def test_a_record_is_published_with_its_headers(stage: Stage, notes: Client, new_page: NewPage) -> None:
+    page = new_page()
+    page.goto(stage.url + NOTES)
+    page.get_by_role("button", name="Publish").click()
+    dialog = page.locator(".dialog")
+    dialog.get_by_label("Value").fill("with headers")
+    dialog.get_by_label("Headers").fill("nonsense")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(page.locator(".outcome.bad")).to_contain_text("write name=value")
+    dialog.get_by_label("Headers").fill("source=web, kind=note")
+    confirm(page, "Publish", "It is stored")
+    page.get_by_role("button", name="Look").click()
+    page.locator(".rec", has_text="with headers").click(timeout=LIVE_MS)
+    expect(page.locator(".whole dl")).to_contain_text("header source")
+    expect(page.locator(".whole dl")).to_contain_text("web")
+    expect(page.locator(".whole dl")).to_contain_text("header kind")
 
 
 def test_the_keyboard_opens_and_closes_a_record(stage: Stage, notes: Client, new_page: NewPage) -> None:
