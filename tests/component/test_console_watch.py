@@ -28,6 +28,7 @@ class Cluster:
         self.end = 100
         self.changes: list[Any] = []
         self.metrics = ""
+        self.bytes: int | None = 7
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -61,7 +62,10 @@ class Cluster:
         if path.endswith("/layout"):
             return {"segments": {"0": segment | {"state": "ACTIVE"}}, "owners": {"0": "b"}, "transition": None}
         if path.endswith("/stats"):
-            return {"segments": {"0": segment | {"replicas": [], "bytes": 7, "endOffset": 1}}, "subscriptions": {}}
+            return {
+                "segments": {"0": segment | {"replicas": [], "bytes": self.bytes, "endOffset": 1}},
+                "subscriptions": {},
+            }
         return []
 
 
@@ -153,6 +157,18 @@ async def test_a_topic_that_is_created_while_the_console_watches_has_no_time_bef
     cluster.paths.append("public/default/unknown")
     await look(watch)
     assert watch.histories["public/default/unknown"].watched_since > 0
+
+
+async def test_a_topic_that_no_broker_tells_the_size_of_has_none() -> None:
+    cluster = Cluster()
+    watch = watching(cluster)
+    (path,) = cluster.paths
+    watch.want(path)
+    await look(watch)
+    assert watch.view.topics[path].stored_bytes == 7
+    cluster.bytes = None
+    await look(watch)
+    assert watch.view.topics[path].stored_bytes is None
 
 
 async def test_brokers_are_asked_in_turn_and_those_that_do_not_answer_last() -> None:

@@ -155,6 +155,19 @@ def test_a_phone_gets_what_its_columns_have_no_room_for() -> None:
     assert "lease held" in brokers_card(view, {}, read_only=True)
 
 
+def test_what_nobody_can_tell_is_not_called_nothing() -> None:
+    served, orphan = segment(0, 0, 0xFFFF), segment(0, 0, 0xFFFF, owner="")
+
+    def shown(of: SegmentSeen, alarms: tuple[str, ...] = ()) -> str:
+        topic = TopicSeen(path="x/y/orders", segments=(of,), alarms=alarms)
+        return topics_card(ClusterView(topics={topic.path: topic}), Listing(), {})
+
+    assert "no subscription" in shown(served)
+    assert "not known" in shown(orphan)
+    assert "no subscription" not in shown(orphan)
+    assert text_of(shown(orphan, ("it burns",))).count("it burns") == 2, "once for phones"
+
+
 def test_segments_that_nobody_serves_are_counted_by_their_topics() -> None:
     orphan = SegmentSeen(id=0, first_hash=0, last_hash=0xFFFF, active=True, owner="")
     view = ClusterView(topics={"public/default/orders": TopicSeen(path="public/default/orders", segments=(orphan,))})

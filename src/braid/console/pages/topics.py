@@ -7,7 +7,7 @@ from typing import Any, Final
 from msgspec import Struct
 from nicegui import ui
 
-from braid.console.html import Child, Html, el
+from braid.console.html import Html, el
 from braid.console.numbers import bytes_rate_text, bytes_text, count_text, counted, rate_text, short_text
 from braid.console.pages import consequences
 from braid.console.pages.actions import ask_back, on_acts
@@ -128,7 +128,7 @@ def _heading(column: str, text: str, listing: Listing) -> Html:
     arrow = (" ↓" if listing.down else " ↑") if on else ""
     button = el("button", f"{text}{arrow}", cls="on" if on else "", data_act="sort", data_column=column, type="button")
     if column in ("name", "alarms"):
-        return el("th", button)
+        return el("th", button, cls="wide" if column == "alarms" else "")
     return number(button, wide=column in ("segments", "bytes-in", "out", "stored"))
 
 
@@ -136,7 +136,7 @@ def _row(each: TopicSeen, colours: dict[str, int]) -> Html:
     owners = sorted({segment.owner for segment in each.segments if segment.active and segment.owner})
     namespace, _, _ = each.path.rpartition("/")
     sealed = len(each.segments) - each.active
-    alarms: Child = [pill(alarm, "bad") for alarm in each.alarms] or el("span", "none", cls="faint")
+    alarms = [[pill(alarm, "bad"), " "] for alarm in each.alarms]
     return el(
         "tr",
         el(
@@ -149,6 +149,7 @@ def _row(each: TopicSeen, colours: dict[str, int]) -> Html:
                 f"in {bytes_rate_text(each.bytes_in_per_s)}",
                 f"out {bytes_rate_text(each.bytes_out_per_s)}",
             ),
+            el("span", alarms, cls="under narrow") if alarms else None,
             cls="name-cell",
         ),
         el(
@@ -159,14 +160,17 @@ def _row(each: TopicSeen, colours: dict[str, int]) -> Html:
         el("td", bytes_rate_text(each.bytes_out_per_s), cls="n wide"),
         el("td", bytes_text(each.stored_bytes), cls="n wide"),
         el("td", short_text(each.backlog), el("span", _subscriptions(each), cls="under"), cls="n"),
-        el("td", alarms),
+        el("td", alarms or el("span", "none", cls="faint"), cls="wide"),
         data_topic=each.path,
     )
 
 
 def _subscriptions(topic: TopicSeen) -> str:
-    count = topic.subscriptions or 0
-    return "no subscription" if not count else "1 subscription" if count == 1 else f"{count} subscriptions"
+    if topic.subscriptions:
+        return counted(topic.subscriptions, "subscription")
+    # Brokers tell those of the segments that they serve.
+    unserved = any(each.active and not each.owner for each in topic.segments)
+    return "not known" if unserved else "no subscription"
 
 
 def _create(visit: Visit) -> None:

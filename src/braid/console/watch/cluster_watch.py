@@ -478,8 +478,8 @@ class ClusterWatch:
         segments: list[SegmentSeen] = topic.get("seen", [])
         stored = None
         if detail is not None:
-            sizes = [each["bytes"] for each in detail.stats["segments"].values()]
-            stored = sum(size for size in sizes if size is not None)
+            sizes = [size for each in detail.stats["segments"].values() if (size := each["bytes"]) is not None]
+            stored = sum(sizes) if sizes else None
         active = [each for each in segments if each.active]
         unserved = sum(not each.owner for each in active)
         not_served = [f"{unserved} of {counted(len(active), 'segment')} not served"] if unserved else []
