@@ -158,6 +158,7 @@ async def test_stats_show_what_is_there_and_how_far_subscriptions_are(simulation
             "undrained": [],
             "unreadable": None,
             "queue": None,
+            "query": False,
         }
         assert billing["createdAt"] <= billing["movedAt"] < billing["createdAt"] + 1_000_000
         assert stats["subscriptions"] == {"billing": billing}

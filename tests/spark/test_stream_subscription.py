@@ -35,6 +35,7 @@ def test_the_subscription_shows_how_far_the_query_is(broker: StoredBroker) -> No
         assert query.next() is None  # Nothing new: everything before was processed.
         assert shown(broker, topic, "spark")["backlog"] == 0
         assert shown(broker, topic, "spark")["kind"] == "stream"
+        assert shown(broker, topic, "spark")["query"]
 
 
 def test_a_restarted_query_does_not_set_its_subscription_back(broker: StoredBroker) -> None:

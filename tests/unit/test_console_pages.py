@@ -17,7 +17,7 @@ from braid.console.pages.actions import progress
 from braid.console.pages.cluster import brokers_card, changes_card, figures
 from braid.console.pages.consequences import change_text, changes_of
 from braid.console.pages.messages import Reading, headers_of, place_of, records_card
-from braid.console.pages.pipeline import Jobs, is_query, queries_card, reports_card
+from braid.console.pages.pipeline import Jobs, queries_card, reports_card
 from braid.console.pages.subscriptions import oldest_s, subscription_card
 from braid.console.pages.topic import segment_row
 from braid.console.pages.topics import Listing, chosen, topics_card
@@ -385,18 +385,6 @@ def test_a_report_of_any_shape_is_shown_beside_the_others(report: dict[str, Any]
 def test_a_report_of_an_impossible_time_is_left_out() -> None:
     times = (10**400, -1, 1 << 63)
     assert newest([message({"job": "audit", "at": at}) for at in times]) == []
-
-
-def test_a_query_is_a_stream_subscription_that_moves_without_consumers() -> None:
-    created = 1_700_000_000_000_000
-    base: dict[str, Any] = {
-        "kind": "stream", "consumers": {}, "queue": None, "createdAt": created, "movedAt": created + 60_000_000,
-    }  # fmt: skip
-    assert is_query(base)
-    assert not is_query({**base, "movedAt": created + 40_000}), "only its creation has placed it"
-    assert is_query({**base, "movedAt": None}), "no owner tells"
-    assert not is_query({**base, "consumers": {"w": {}}})
-    assert not is_query({**base, "kind": "queue", "queue": {}})
 
 
 def test_a_stream_says_how_old_its_oldest_record_is() -> None:

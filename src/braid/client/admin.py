@@ -343,13 +343,14 @@ class Admin:
         ack_timeout_ms: int | None = None,
         max_deliveries: int | None = None,
         dead_letter_topic: str | None = None,
+        query: bool = False,
     ) -> Json:
         """Create a subscription at `earliest` (the first record that is kept) or `latest`. Raises
         `SubscriptionExists`.
 
         A message of a `queue` that is not settled within `ack_timeout_ms` is delivered again. After `max_deliveries` it
-        goes to the `dead_letter_topic`."""
-        arguments: Json = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
+        goes to the `dead_letter_topic`. A `query` keeps its own positions, and shows by `seek` how far it is."""
+        arguments: Json = {"topic": topic, "subscription": subscription, "start": start, "kind": kind, "query": query}
         given = {"ackTimeoutMs": ack_timeout_ms, "maxDeliveries": max_deliveries, "deadLetterTopic": dead_letter_topic}
         arguments |= {name: value for name, value in given.items() if value is not None}
         result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})

@@ -88,6 +88,8 @@ class Subscription(StoredRecord, frozen=True, kw_only=True, rename="camel"):
     """The call that created it: a repeat of that call recognises its own work."""
     queue: QueuePolicies = DEFAULT_QUEUE
     """Of a queue subscription."""
+    query: bool = False
+    """Whether it shows how far a query is that keeps its own positions, such as one of Spark."""
 
 
 class Cursor(StoredRecord, frozen=True, kw_only=True, rename="camel"):

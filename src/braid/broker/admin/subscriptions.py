@@ -95,7 +95,7 @@ class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
     http = HttpRoute(
         "PUT",
         SUBSCRIPTION,
-        query=("start", "kind", "ackTimeoutMs", "maxDeliveries", "deadLetterTopic"),
+        query=("start", "kind", "ackTimeoutMs", "maxDeliveries", "deadLetterTopic", "query"),
         status=201,
         errors=(404, 409, 501),
     )
@@ -119,6 +119,10 @@ class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
         ),
     ] = 0
     dead_letter_topic: Annotated[str, Meta(max_length=1_000, description="Of a queue: where dead letters go.")] = ""
+    query: Annotated[
+        bool,
+        Meta(description="Whether it shows how far a query is that keeps its own positions, such as one of Spark."),
+    ] = False
 
     async def run(self, services: CallServices, principal: Principal) -> SubscriptionDescription:
         created = await services.subscriptions.create(
@@ -128,6 +132,7 @@ class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
             start=self.start,
             request_id=self.request_id,
             queue=self._policies(),
+            query=self.query,
         )
         _log.info("%s created subscription %s of %s", principal.name, self.subscription, self.name)
         report = await services.reports.of_topic(self.name)
@@ -144,6 +149,8 @@ class CreateSubscription(OnSubscription, frozen=True, rename="camel"):
         )
         if self.kind is not SubscriptionKind.QUEUE and policies != DEFAULT_QUEUE:
             raise InvalidArgument("only a queue has an ack time-out, dead letters and a limit of deliveries")
+        if self.kind is SubscriptionKind.QUEUE and self.query:
+            raise InvalidArgument("a queue cannot show how far a query is: leave query out, or kind")
         return policies
 
 

@@ -164,6 +164,7 @@ class Subscriptions:
         start: str,
         request_id: RequestId = NO_REQUEST,
         queue: QueuePolicies = DEFAULT_QUEUE,
+        query: bool = False,
     ) -> Subscription:
         """Create a subscription. `SubscriptionExists`, unless an earlier try of this request created the one that
         exists."""
@@ -174,7 +175,7 @@ class Subscriptions:
             if entry is not None:
                 found, created = _read(entry), False
             else:
-                found, created = await self._create(topic, name, kind, start, request_id, queue)
+                found, created = await self._create(topic, name, kind, start, request_id, queue, query)
             if created or found.created_by == request_id != NO_REQUEST:
                 return found
             raise SubscriptionExists(f"subscription {name} of {topic} cannot be created: it exists")
@@ -320,7 +321,8 @@ class Subscriptions:
         kind: SubscriptionKind,
         start: str,
         request_id: RequestId,
-        queue: QueuePolicies,
+        queue: QueuePolicies = DEFAULT_QUEUE,
+        query: bool = False,
     ) -> tuple[Subscription, bool]:
         """Return the subscription, and whether this call created it; another broker may have been faster."""
         is_queue = kind is SubscriptionKind.QUEUE
@@ -336,6 +338,7 @@ class Subscriptions:
                 created_at=self._clock.now_us(),
                 created_by=request_id,
                 queue=queue,
+                query=query,
             )
         )
         key = paths.subscription(topic.path, name)

@@ -67,6 +67,7 @@ def subscription() -> None:
     "--max-deliveries", type=int, metavar="N", help="Of a queue: then a message is a dead letter. [default: never]"
 )
 @click.option("--dead-letter-topic", metavar="TOPIC", help="Of a queue: where dead letters go. It must exist.")
+@click.option("--query", is_flag=True, help="A query of Spark shows by it how far it is. The query creates it, too.")
 @json_option
 @with_target
 def create(
@@ -78,6 +79,7 @@ def create(
     ack_timeout: int | None,
     max_deliveries: int | None,
     dead_letter_topic: str | None,
+    query: bool,
     as_json: bool,
 ) -> None:
     """Create a subscription before its first consumer.
@@ -112,6 +114,7 @@ def create(
             ack_timeout_ms=ack_timeout * 1000 if ack_timeout is not None else None,
             max_deliveries=max_deliveries,
             dead_letter_topic=dead_letter_topic,
+            query=query,
         )
 
     made = ask(target, created)
@@ -179,7 +182,7 @@ def show(target: Target, topic: str, name: str, as_json: bool) -> None:
     print_fields(
         [
             ("subscription", found["name"]),
-            ("kind", found["kind"] or "?"),
+            ("kind", f"{found['kind'] or '?'}{', of a query' if found.get('query') else ''}"),
             ("created", f"{time_text(found['createdAt'])} ({age_text(found['createdAt'])} ago)"),
             ("last moved", f"{age_text(found.get('movedAt'))} ago"),
             ("backlog", backlog_text(found)),

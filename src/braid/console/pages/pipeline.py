@@ -23,8 +23,6 @@ LISTED: Final = 50
 READ_S: Final = 5.0
 STILL_S: Final = 120.0
 """A query that has not moved for so long, and lags, stands still."""
-CREATED_S: Final = 5.0
-"""The creation of a subscription places its cursors within this time, also where brokers' clocks differ a little."""
 
 
 class Jobs:
@@ -72,21 +70,8 @@ def _queries(visit: Visit) -> list[tuple[str, str, Json, float | None]]:
         (path, name, found, oldest_s(visit.view, path, name))
         for path, detail in visit.watch.details.items()
         for name, found in detail.stats["subscriptions"].items()
-        if is_query(found)
+        if found.get("query")
     ]
-
-
-def is_query(subscription: Json) -> bool:
-    """Tell whether a subscription shows a query's progress: a stream that moves without a consumer of its own."""
-    if subscription["kind"] != "stream" or subscription["consumers"] or subscription["queue"]:
-        return False
-    return has_moved(subscription)
-
-
-def has_moved(subscription: Json) -> bool:
-    """Tell whether a cursor was moved since the subscription was created, which places each of them once."""
-    created_at, moved_at = subscription["createdAt"], subscription["movedAt"]
-    return created_at is None or moved_at is None or moved_at - created_at > CREATED_S * 1e6
 
 
 def queries_card(found: list[tuple[str, str, Json, float | None]]) -> Html:
@@ -103,7 +88,7 @@ def queries_card(found: list[tuple[str, str, Json, float | None]]) -> Html:
         )
     rows = [_query_row(*each) for each in found]
     headings = ["Query", "Topic", "State", number("Lag"), number("Last progress")]
-    return card("Streaming queries", table(headings, rows), hint="stream subscriptions that move without a consumer")
+    return card("Streaming queries", table(headings, rows), hint="by the subscriptions that show their progress")
 
 
 def _query_row(path: str, name: str, found: Json, age_s: float | None) -> Html:

@@ -97,7 +97,7 @@ class QuerySubscription:
             found = await admin.subscription(topic, self.name)
         except SubscriptionNotFound:
             try:
-                found = await admin.create_subscription(topic, self.name, start="earliest")
+                found = await admin.create_subscription(topic, self.name, start="earliest", query=True)
                 created = True
             except SubscriptionExists:
                 found = await admin.subscription(topic, self.name)

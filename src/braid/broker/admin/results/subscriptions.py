@@ -83,6 +83,10 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
         str | None, Meta(description="Why its record cannot be read, so that no consumer can join; null if it can.")
     ] = None
     queue: Annotated[QueueDescription | None, Meta(description="Of a queue; null if it is none.")] = None
+    query: Annotated[
+        bool,
+        Meta(description="Whether it shows how far a query is that keeps its own positions, such as one of Spark."),
+    ] = False
 
     @classmethod
     def of(
@@ -115,6 +119,7 @@ class SubscriptionDescription(Struct, frozen=True, kw_only=True, rename="camel")
             queue=QueueDescription.of(record.queue, queue)
             if record is not None and record.kind is SubscriptionKind.QUEUE
             else None,
+            query=record is not None and record.query,
         )
 
 
