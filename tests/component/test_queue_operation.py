@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from braid.broker.queues import segment_queue
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
 from braid.model.errors import SubscriptionBusy
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import Brokers, running_brokers
-from tests.kits.queues import queue_of
+from tests.kits.queues import queue_at, queue_of
 from tests.kits.waiting import until
 
 FILE_S = 700.0
@@ -219,6 +220,21 @@ async def test_a_limit_of_age_that_is_set_later_counts_for_what_waits(simulation
         await publish(client, 3)
         await asyncio.sleep(60)
         await client.admin.update_topic("orders", message_ttl_ms=30_000)
+        await counted(client, 0, 0, 0, 0)
+
+
+async def test_a_limit_of_age_that_is_set_late_does_not_hold_up_the_broker(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_queue, "TURN_STEPS", 2)
+    async with queued(simulation) as (brokers, client):
+        for _ in range(9):
+            await publish(client, 3)
+        await asyncio.sleep(60)
+        queue = queue_at(brokers)
+        queue._message_ttl_us = lambda: 30_000_000
+        queue.pump()
+        assert queue.counts().ready == 21, "two batches in one turn of the loop"
         await counted(client, 0, 0, 0, 0)
 
 
