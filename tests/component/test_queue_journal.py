@@ -215,6 +215,21 @@ async def test_a_full_disk_is_waited_for_and_confirms_nothing_meanwhile(disk: Si
     assert 2 in offsets_of(await read_image(disk, FOLDER))
 
 
+async def test_a_file_grows_when_a_full_disk_has_room_again(disk: SimulatedDisk) -> None:
+    """Otherwise each later write would make the file longer, and its sync would cost two writes."""
+    journal = await begun(disk)
+    (path,) = disk.paths()
+    size = len(disk.content(path))
+    disk.faults = DiskFaults(capacity_bytes=1)
+    number = journal.append(settled(*range(1, 90_000, 2)))
+    await asyncio.sleep(10)
+    assert len(disk.content(path)) == size
+    disk.faults = DiskFaults()
+    await journal.durable.reached(number)
+    assert len(disk.content(path)) > STEP_BYTES + size
+    await journal.close()
+
+
 async def test_a_journal_on_a_full_disk_can_be_closed(disk: SimulatedDisk) -> None:
     journal = await begun(disk)
     disk.faults = DiskFaults(capacity_bytes=1)

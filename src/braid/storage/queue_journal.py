@@ -203,8 +203,9 @@ class QueueJournal:
         # One frame for all of them: a torn write then leaves nothing whole after what is torn.
         frame = _frame(number, _EVENTS, all_events(groups))
         if self._end + len(frame) > self._reserved:
-            self._reserved = self._end + len(frame) + STEP_BYTES
-            await self._file.reserve(self._reserved)
+            size = self._end + len(frame) + STEP_BYTES
+            await self._file.reserve(size)
+            self._reserved = size  # Not before: a full disk leaves the file as it was.
         await _write_synced(self._file, self._end, frame)
         self._end += len(frame)
 
