@@ -46,6 +46,7 @@ class PendingAnswer(NamedTuple):
     amount_us: int = 0
     """The delay of a nack, the length of an extension."""
     seen: bool = True
+    """Whether the program has had the message. Otherwise the consumer answers it by itself."""
     reason: str = ""
     done: asyncio.Future[None] | None = None
     """Of a caller that waits."""
@@ -185,7 +186,7 @@ class SegmentAnswers:
         for each in answers:
             if each.placement != self._placement:
                 self._refuse(each)
-            elif each.seen or not self._consumer.leaving:
+            elif each.seen or each.kind is AnswerKind.ACK or not self._consumer.leaving:
                 again.append(each)
         self._pending = again + self._pending
 
@@ -204,7 +205,7 @@ class SegmentAnswers:
                 answer.done.set_result(None)
             else:
                 answer.done.set_exception(error)
-        elif error is not None and answer.kind is AnswerKind.ACK:
+        elif error is not None and answer.kind is AnswerKind.ACK and answer.seen:
             self._consumer.note_failure(error)
 
 

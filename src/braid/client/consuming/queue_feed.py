@@ -340,10 +340,10 @@ class SegmentFeed:
 
     # Answers.
 
-    def ack(self, offset: int, lease: int, done: asyncio.Future[None] | None = None) -> None:
+    def ack(self, offset: int, lease: int, *, seen: bool = True, done: asyncio.Future[None] | None = None) -> None:
         """Settle a message; `done` when that is stored."""
         self._held.pop(offset, None)
-        self._answers.add(PendingAnswer(AnswerKind.ACK, offset, lease, self.placement, done=done))
+        self._answers.add(PendingAnswer(AnswerKind.ACK, offset, lease, self.placement, seen=seen, done=done))
 
     def nack(
         self,
