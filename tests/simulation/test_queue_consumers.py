@@ -160,3 +160,15 @@ async def test_a_dead_letter_that_another_consumer_settles_is_no_failure_of_the_
         brokers.network.heal()
         await consumer.flush()
         assert (await client.admin.topic_stats("buried"))["segments"]["0"]["endOffset"] == 1
+
+
+async def test_a_dead_letter_that_is_published_after_a_seek_settles_nothing(simulation: Simulation) -> None:
+    """The seek has made the message new, and no consumer has it yet."""
+    async with burying(simulation) as (brokers, client, consumer):
+        await client.admin.seek("orders", "careful", to="earliest")
+        (first,) = await take(consumer, 1)
+        brokers.network.heal()
+        await consumer.flush()
+        await consumer.ack(first)
+        (message,) = await take(consumer, 1)
+        assert (numbers([first, message]), message.redelivery_count) == ([0, 1], 0)

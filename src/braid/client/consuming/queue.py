@@ -278,8 +278,12 @@ class QueueConsumer(ConsumerLifecycle):
     # Steps.
 
     def _on_buried(self, feed: SegmentFeed, lease: int) -> OnBuried:
+        placement = feed.placement
+
         def settle(offsets: range, buried: bool) -> None:
             for offset in offsets:
+                if feed.placement != placement:
+                    break  # A seek has made these messages new meanwhile.
                 if buried:
                     feed.ack(offset, lease, seen=False)
                 else:
