@@ -13,9 +13,10 @@ import pytest
 from braid.broker.queues import segment_queue
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
-from braid.model.errors import SubscriptionBusy
+from braid.model.errors import LogClosed, SubscriptionBusy
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers, running_brokers
+from braid.wire.operations import QueueAnswer
+from tests.kits.brokers import PATH, Brokers, running_brokers
 from tests.kits.queues import queue_at, queue_of
 from tests.kits.waiting import until
 
@@ -262,3 +263,19 @@ async def test_retention_keeps_what_a_queue_has_not_settled(simulation: Simulati
         assert await earliest() == 10
         await consumer.ack(messages[15])
         assert await earliest() == 30
+
+
+async def test_a_stop_that_was_cancelled_is_made_again_for_all_queues(simulation: Simulation) -> None:
+    """Otherwise the next owner would not hear of some of them, and their journals would stay open."""
+    async with queued(simulation) as (brokers, client):
+        await client.admin.create_subscription("orders", "other", kind="queue")
+        queues = brokers.running["a"].segments.get(PATH, 0).queues
+        cancelled = asyncio.get_running_loop().create_task(queues.stop())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
+        assert sorted(await queues.stop()) == ["other", "work"]
+        for queue in queues.all():
+            with pytest.raises(LogClosed):
+                queue.answer(QueueAnswer(1))
