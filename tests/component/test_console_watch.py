@@ -219,6 +219,23 @@ async def test_every_topic_that_is_shown_gets_its_turn() -> None:
         watch.unwant(path)
     await look(watch)
     assert not any(path.endswith("/stats") for path in cluster.asked)
+    assert watch.details == {}, "another page would show them as if they were of now"
+
+
+async def test_an_answer_about_a_topic_that_no_page_shows_any_more_is_dropped() -> None:
+    cluster = Cluster()
+    path = cluster.paths[0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/stats"):
+            watch.unwant(path)
+        return cluster.answer(request)
+
+    watch = ClusterWatch(Rest(httpx.AsyncClient(transport=httpx.MockTransport(answer)), ["http://a:8660"]))
+    await look(watch)
+    watch.want(path)
+    await look(watch)
+    assert watch.details == {}
 
 
 async def test_a_token_that_may_not_see_the_cluster_gets_its_topics() -> None:

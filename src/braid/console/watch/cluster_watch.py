@@ -70,6 +70,7 @@ class ClusterWatch:
         self.rest: Final = rest
         self.view = ClusterView()
         self.details: dict[str, TopicDetail] = {}
+        """Of the topics that an open page shows."""
         self.histories: dict[str, TopicHistory] = {}
         self.colours: dict[str, int] = {}
         """Of brokers, in the order in which they were seen."""
@@ -143,6 +144,7 @@ class ClusterWatch:
         else:
             self._wanted.pop(path, None)
             self._proposals.discard(path)
+            self.details.pop(path, None)  # Otherwise a page that does not ask for it would show old numbers.
 
     def propose(self, path: str) -> None:
         """Ask where the topic's load is and what auto-scaling would do with it; its owners then measure key hashes."""
@@ -400,7 +402,9 @@ class ClusterWatch:
         for path in wanted:
             began = time.monotonic()
             try:
-                self.details[path] = await self._detail(path)
+                detail = await self._detail(path)
+                if path in self._wanted:
+                    self.details[path] = detail
             except RestError as error:
                 if error.status == 404:
                     self.details.pop(path, None)
