@@ -487,6 +487,12 @@ class ClusterWatch:
         active = [each for each in segments if each.active]
         unserved = sum(not each.owner for each in active)
         not_served = [f"{unserved} of {counted(len(active), 'segment')} not served"] if unserved else []
+        subscriptions, backlog = numbers.get("subscriptions"), numbers.get("backlog")
+        if subscriptions is None and detail is not None:  # A token that sees no metrics may see this.
+            backlogs = [each["backlog"] for each in detail.stats["subscriptions"].values()]
+            subscriptions, backlog = len(backlogs), max(backlogs, default=None)
+        elif subscriptions is None and self._gauges:
+            subscriptions = 0
         return TopicSeen(
             path=path,
             topic_id=topic["topicId"],
@@ -501,8 +507,8 @@ class ClusterWatch:
             bytes_in_per_s=numbers.get("bytes_in_per_s"),
             records_out_per_s=numbers.get("records_out_per_s"),
             bytes_out_per_s=numbers.get("bytes_out_per_s"),
-            backlog=numbers.get("backlog"),
-            subscriptions=int(numbers["subscriptions"]) if "subscriptions" in numbers else None,
+            backlog=backlog,
+            subscriptions=int(subscriptions) if subscriptions is not None else None,
             ages_s=self._ages.get(path, {}),
         )
 
