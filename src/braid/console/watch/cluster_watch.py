@@ -425,9 +425,7 @@ class ClusterWatch:
                 key_hashes = await self.rest.get(at + "/keyHashes")
         if self._limited:
             self._note_stats(path, stats)
-        return TopicDetail(
-            at=time.time(), layout=layout, stats=stats, replicas=replicas, proposal=proposal, key_hashes=key_hashes
-        )
+        return TopicDetail(layout=layout, stats=stats, replicas=replicas, proposal=proposal, key_hashes=key_hashes)
 
     def _note_stats(self, path: str, stats: Json) -> None:
         """Make rates of a topic's statistics, where the token may not see the cluster's metrics."""

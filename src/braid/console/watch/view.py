@@ -64,7 +64,6 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
 class TopicDetail(Struct, frozen=True, kw_only=True):
     """What only a topic's own calls tell, for topics that a page shows."""
 
-    at: float
     layout: Json
     stats: Json
     replicas: Json | None = None
