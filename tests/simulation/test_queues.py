@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from braid.broker.queues import segment_queue
-from braid.model.errors import AckStale, InvalidArgument, SubscriptionKindConflict, SubscriptionNotFound
+from braid.model.errors import AckStale, BraidError, InvalidArgument, SubscriptionKindConflict, SubscriptionNotFound
 from braid.model.message import DELIVER_AT, EXPIRES_AT, QueueMessage
 from braid.model.queue.state import QueueLimits, QueueState
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH
 from tests.kits.queues import (
     kill_program,
     numbers,
@@ -305,6 +306,23 @@ async def test_a_queue_that_is_deleted_and_created_again_begins_anew(simulation:
         brokers.kill("a")
         await brokers.start("a")
         assert await remaining(client) == list(range(6))
+
+
+async def test_a_queue_that_is_deleted_with_acks_under_way_disturbs_nobody_else(simulation: Simulation) -> None:
+    """The journal has the acks when the cursor is gone already."""
+    async with queue_of(simulation, messages=10) as (brokers, client):
+        segment = brokers.running["a"].segments.get(PATH, 0)
+        async with client.queue_consumer("orders", "work") as consumer:
+            messages = await take(consumer, 10)
+            brokers.disks["a"].faults = DiskFaults(sync_s=(0.2, 0.2))
+            for message in messages:
+                consumer.submit_ack(message)
+                await asyncio.sleep(0.01)
+            await client.admin.delete_subscription("orders", "work", force=True)
+            with pytest.raises(BraidError):
+                await consumer.flush()
+        assert brokers.running["a"].segments.get(PATH, 0) is segment, "it was not opened again"
+        await send(client, [10])
 
 
 async def test_a_stream_and_two_queues_of_one_topic_get_everything_each(simulation: Simulation) -> None:

@@ -26,15 +26,23 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
-from braid.broker.queues.channel import QueueChannel
+from braid.broker.queues.channel import QueueChannel, QueueSettings
 from braid.broker.queues.queue_counts import QueueCounts
-from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed, NotServing
+from braid.model.errors import (
+    BraidError,
+    BrokenInvariant,
+    Fenced,
+    InvalidArgument,
+    LogClosed,
+    NotServing,
+    SubscriptionNotFound,
+)
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
 from braid.model.queue.events import MAX_REASON_CHARS, QueueEvents, QueueImage, QueueSnapshot, Returned
@@ -81,14 +89,6 @@ class QueueCursors(Protocol):
     def placement(self, subscription: str) -> int: ...
 
     def advance(self, subscription: str, offset: Offset) -> bool: ...
-
-
-class QueueSettings(NamedTuple):
-    """What the subscription says."""
-
-    ack_timeout_us: int
-    max_deliveries: int
-    """A message that was delivered so often is a dead letter. 0: it is delivered for ever."""
 
 
 class SegmentQueue:
@@ -275,7 +275,10 @@ class SegmentQueue:
         while self._bases and self._bases[0][0] <= number:
             base = self._bases.popleft()[1]
         if base is not None:
-            self._cursors.advance(self.subscription, Offset(base))
+            try:
+                self._cursors.advance(self.subscription, Offset(base))
+            except (Fenced, SubscriptionNotFound):
+                return  # Another owner has the segment, or the subscription was deleted: this queue is about to end.
         self.confirmed.advance(number)
         self._end_if_drained()
 
@@ -503,7 +506,7 @@ class SegmentQueue:
         self._note(QueueEvents(((start, end),)))
 
     def _find(self, offset: Offset) -> StoredBatch | None:
-        at = bisect_right(self._read, offset, key=_base) - 1
+        at = bisect_right(self._read, offset, key=lambda batch: batch.header.base_offset) - 1
         if at >= 0 and offset < self._read[at].header.next_offset:
             return self._read[at]
         log = self._storage.log
@@ -593,7 +596,3 @@ class SegmentQueue:
             self._timer = self._loop.call_later(0, self.pump)
         elif later:
             self._timer = self._loop.call_later((min(later) - now) / 1e6 + 0.0005, self.pump)
-
-
-def _base(batch: StoredBatch) -> Offset:
-    return batch.header.base_offset
