@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from braid.broker.queues import segment_queue
-from braid.model.errors import AckStale, BraidError, InvalidArgument, SubscriptionKindConflict, SubscriptionNotFound
+from braid.model.errors import AckStale, InvalidArgument, SubscriptionKindConflict, SubscriptionNotFound
 from braid.model.message import DELIVER_AT, EXPIRES_AT, QueueMessage
 from braid.model.queue.state import QueueLimits, QueueState
 from braid.testing.sim.disk import DiskFaults
@@ -315,12 +315,16 @@ async def test_a_queue_that_is_deleted_with_acks_under_way_disturbs_nobody_else(
         async with client.queue_consumer("orders", "work") as consumer:
             messages = await take(consumer, 10)
             brokers.disks["a"].faults = DiskFaults(sync_s=(0.2, 0.2))
-            for message in messages:
+            for message in messages[:9]:
                 consumer.submit_ack(message)
                 await asyncio.sleep(0.01)
+            waiting = asyncio.get_running_loop().create_task(consumer.ack(messages[9]))
+            await asyncio.sleep(0)
             await client.admin.delete_subscription("orders", "work", force=True)
-            with pytest.raises(BraidError):
-                await consumer.flush()
+            async with asyncio.timeout(5):
+                for answer in (consumer.flush(), waiting):
+                    with pytest.raises(SubscriptionNotFound):
+                        await answer
         assert brokers.running["a"].segments.get(PATH, 0) is segment, "it was not opened again"
         await send(client, [10])
 

@@ -82,6 +82,8 @@ class SegmentAnswers:
         self._is_drained = False
         """Whether the owner has said that all messages of the segment are settled: there is nothing to answer."""
         self._is_gone = False
+        self._failure: BraidError | None = None
+        """Why there will be no other channel."""
 
     @property
     def is_quiet(self) -> bool:
@@ -106,6 +108,9 @@ class SegmentAnswers:
         # Nobody opens another channel for the sake of this answer: a drained segment is looked at now and then.
         if self._is_gone or (self._is_drained and self._link is None):
             self._settle(answer, None)
+            return
+        if self._failure is not None:
+            self._settle(answer, self._failure)
             return
         self._pending.append(answer)
         if not self._flushing and self._link is not None:
@@ -141,6 +146,14 @@ class SegmentAnswers:
         self._is_gone = True
         self.settle_all()
 
+    def fail(self, error: BraidError) -> None:
+        """Hear that there will be no other channel: what is not stored fails with this error."""
+        self._failure = error
+        answers, self._pending = self._pending, []
+        for each in answers:
+            self._settle(each, error)
+        self._consumer.on_answered()
+
     def settle_all(self) -> None:
         """Hear that all messages of the segment are settled."""
         self._is_drained = True
@@ -168,11 +181,11 @@ class SegmentAnswers:
         elif may_pass(error) and self._is_drained:
             for each in answers:
                 self._settle(each, None)
-        elif may_pass(error) and not self._consumer.closed:
+        elif may_pass(error) and not self._consumer.closed and self._failure is None:
             self._put_back(answers)
         else:
             for each in answers:
-                self._settle(each, error)
+                self._settle(each, self._failure or error)
         self._consumer.on_answered()
         if self._pending and error is None:
             self.flush()
@@ -204,7 +217,7 @@ class SegmentAnswers:
             if error is None:
                 answer.done.set_result(None)
             else:
-                answer.done.set_exception(error)
+                answer.done.set_exception(error.again())
         elif error is not None and answer.kind is AnswerKind.ACK and answer.seen:
             self._consumer.note_failure(error)
 

@@ -151,15 +151,19 @@ class SegmentFeed:
                 self._drained()
                 await asyncio.sleep(LOOK_AGAIN_S)
             elif error.code != RESET and not may_pass(error):
-                self._consumer.fail(error)
+                self._fail(error)
                 return
             elif error.code != RESET:
                 try:
                     await owner.after(error)
                 except BraidError as failure:
                     if not may_pass(failure):
-                        self._consumer.fail(failure)
+                        self._fail(failure)
                         return
+
+    def _fail(self, error: BraidError) -> None:
+        self._consumer.fail(error)
+        self._answers.fail(error)
 
     def _drained(self) -> None:
         self.is_drained = True
