@@ -14,6 +14,7 @@ from braid.metadata.store import Delete, Put
 from braid.model.errors import (
     InvalidArgument,
     InvalidName,
+    LogDamaged,
     MetadataUnavailable,
     NotAvailable,
     NotServing,
@@ -24,11 +25,12 @@ from braid.model.errors import (
     TopicNotFound,
 )
 from braid.model.ids import Offset, SegmentId
+from braid.model.names import TopicName
 from braid.model.stored_record import encode
-from braid.model.subscription import Subscription, SubscriptionKind
+from braid.model.subscription import Placing, Subscription, SubscriptionKind
 from braid.testing.sim.loop import Simulation
 from braid.wire import operations
-from tests.kits.control import ORDERS, faults
+from tests.kits.control import ORDERS, faults, make_topic
 from tests.kits.layouts import merge, split
 from tests.kits.subscriptions import KEY, STREAM, World
 from tests.kits.waiting import until
@@ -330,6 +332,31 @@ async def test_a_sweep_that_the_store_did_not_answer_is_made_again(simulation: S
     await lose_cursor(world)
     world.store.fault = faults(Fault.UNAVAILABLE)
     world.cursor_sweep.sweep_later(ORDERS.path)
+    await until(lambda: world.offsets() == [0, 0])
+    await world.cursor_sweep.stop()
+    await world.topics.view.stop()
+
+
+async def test_a_topic_that_cannot_be_swept_does_not_hold_up_the_others(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one with a queue whose journal is damaged."""
+    world = await World.make(simulation)
+    await world.create()
+    await lose_cursor(world)
+    broken = TopicName("public", "default", "broken")
+    topic = await make_topic(world.topics, broken)
+    await world.segments.serve(world.store, broken, topic)
+    await world.subs.create(broken, "work", kind=SubscriptionKind.QUEUE, start="earliest")
+    segment = world.segments.get(broken.path, 0)
+    segment.cursors._offsets.clear()
+
+    async def fail(placing: Placing) -> Offset:
+        raise LogDamaged("the journal is damaged", 0, 0)
+
+    monkeypatch.setattr(segment.cursors, "place", fail)
+    world.cursor_sweep.sweep_later(ORDERS.path)
+    world.cursor_sweep.sweep_later(broken.path)
     await until(lambda: world.offsets() == [0, 0])
     await world.cursor_sweep.stop()
     await world.topics.view.stop()

@@ -29,6 +29,7 @@ class Cluster:
         self.changes: list[Any] = []
         self.metrics = ""
         self.bytes: int | None = 7
+        self.subscriptions: dict[str, Any] = {}
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -64,7 +65,7 @@ class Cluster:
         if path.endswith("/stats"):
             return {
                 "segments": {"0": segment | {"replicas": [], "bytes": self.bytes, "endOffset": 1}},
-                "subscriptions": {},
+                "subscriptions": self.subscriptions,
             }
         return []
 
@@ -85,6 +86,7 @@ async def test_a_broker_that_misses_two_probes_is_silent_and_its_segments_are_no
     await look(watch)
     assert {each.id: each.state for each in watch.view.brokers} == {"a": "active", "b": "active"}
     assert watch.view.topics[cluster.paths[0]].alarms == ()
+    assert watch.view.topics[cluster.paths[0]].subscriptions == 0
     cluster.away = {"b:8660"}
     await look(watch)
     assert {each.id: each.state for each in watch.view.brokers} == {"a": "active", "b": "active"}, "one is no sign"
@@ -219,6 +221,23 @@ async def test_every_topic_that_is_shown_gets_its_turn() -> None:
         watch.unwant(path)
     await look(watch)
     assert not any(path.endswith("/stats") for path in cluster.asked)
+    assert watch.details == {}, "another page would show them as if they were of now"
+
+
+async def test_an_answer_about_a_topic_that_no_page_shows_any_more_is_dropped() -> None:
+    cluster = Cluster()
+    path = cluster.paths[0]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/stats"):
+            watch.unwant(path)
+        return cluster.answer(request)
+
+    watch = ClusterWatch(Rest(httpx.AsyncClient(transport=httpx.MockTransport(answer)), ["http://a:8660"]))
+    await look(watch)
+    watch.want(path)
+    await look(watch)
+    assert watch.details == {}
 
 
 async def test_a_token_that_may_not_see_the_cluster_gets_its_topics() -> None:
@@ -229,6 +248,12 @@ async def test_a_token_that_may_not_see_the_cluster_gets_its_topics() -> None:
     assert (watch.view.limited, watch.view.brokers, watch.view.error) == (True, (), "")
     (topic,) = watch.view.topics.values()
     assert [each.owner for each in topic.segments] == ["b"]
+    assert (topic.subscriptions, topic.backlog) == (None, None), "nobody has said yet that there are none"
+    cluster.subscriptions = {"billing": {"backlog": 5}, "mails": {"backlog": 8}}
+    watch.want(cluster.paths[0])
+    await look(watch)
+    (topic,) = watch.view.topics.values()
+    assert (topic.subscriptions, topic.backlog) == (2, 8)
 
 
 async def test_a_change_is_not_repeated_when_its_outcome_is_unknown() -> None:

@@ -215,6 +215,21 @@ async def test_a_full_disk_is_waited_for_and_confirms_nothing_meanwhile(disk: Si
     assert 2 in offsets_of(await read_image(disk, FOLDER))
 
 
+async def test_a_file_grows_when_a_full_disk_has_room_again(disk: SimulatedDisk) -> None:
+    """Otherwise each later write would make the file longer, and its sync would cost two writes."""
+    journal = await begun(disk)
+    (path,) = disk.paths()
+    size = len(disk.content(path))
+    disk.faults = DiskFaults(capacity_bytes=1)
+    number = journal.append(settled(*range(1, 90_000, 2)))
+    await asyncio.sleep(10)
+    assert len(disk.content(path)) == size
+    disk.faults = DiskFaults()
+    await journal.durable.reached(number)
+    assert len(disk.content(path)) > STEP_BYTES + size
+    await journal.close()
+
+
 async def test_a_journal_on_a_full_disk_can_be_closed(disk: SimulatedDisk) -> None:
     journal = await begun(disk)
     disk.faults = DiskFaults(capacity_bytes=1)
@@ -256,7 +271,9 @@ async def test_a_long_journal_says_so_and_a_checkpoint_makes_it_short(
         await journal.durable.reached(journal.append(settled(count)))
         count += 1
     assert 50 < count < 200
-    await journal.durable.reached(journal.begin_anew(image.snapshot()))
+    number = journal.begin_anew(image.snapshot())
+    assert not is_long(journal), "one checkpoint is enough, also while it waits for the disk"
+    await journal.durable.reached(number)
     assert not is_long(journal)
     assert files(disk) == ["00000002.queue"]
     await journal.durable.reached(journal.append(settled(count)))

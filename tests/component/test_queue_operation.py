@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from braid.broker.queues import segment_queue
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
-from braid.model.errors import SubscriptionBusy
+from braid.model.errors import LogClosed, SubscriptionBusy
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import Brokers, running_brokers
-from tests.kits.queues import queue_of
+from braid.wire.operations import QueueAnswer
+from tests.kits.brokers import PATH, Brokers, running_brokers
+from tests.kits.queues import queue_at, queue_of
 from tests.kits.waiting import until
 
 FILE_S = 700.0
@@ -222,6 +224,21 @@ async def test_a_limit_of_age_that_is_set_later_counts_for_what_waits(simulation
         await counted(client, 0, 0, 0, 0)
 
 
+async def test_a_limit_of_age_that_is_set_late_does_not_hold_up_the_broker(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_queue, "TURN_STEPS", 2)
+    async with queued(simulation) as (brokers, client):
+        for _ in range(9):
+            await publish(client, 3)
+        await asyncio.sleep(60)
+        queue = queue_at(brokers)
+        queue._message_ttl_us = lambda: 30_000_000
+        queue.pump()
+        assert queue.counts().ready == 21, "two batches in one turn of the loop"
+        await counted(client, 0, 0, 0, 0)
+
+
 async def test_retention_keeps_what_a_queue_has_not_settled(simulation: Simulation) -> None:
     """One message that nobody settles keeps its file and all later ones. Earlier files go."""
 
@@ -246,3 +263,19 @@ async def test_retention_keeps_what_a_queue_has_not_settled(simulation: Simulati
         assert await earliest() == 10
         await consumer.ack(messages[15])
         assert await earliest() == 30
+
+
+async def test_a_stop_that_was_cancelled_is_made_again_for_all_queues(simulation: Simulation) -> None:
+    """Otherwise the next owner would not hear of some of them, and their journals would stay open."""
+    async with queued(simulation) as (brokers, client):
+        await client.admin.create_subscription("orders", "other", kind="queue")
+        queues = brokers.running["a"].segments.get(PATH, 0).queues
+        cancelled = asyncio.get_running_loop().create_task(queues.stop())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
+        assert sorted(await queues.stop()) == ["other", "work"]
+        for queue in queues.all():
+            with pytest.raises(LogClosed):
+                queue.answer(QueueAnswer(1))

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from braid.cli.doctor.services import look_at_storage
+from braid.cli.doctor.services import _ask, look_at_storage
 from braid.metadata import paths
 from braid.metadata.sqlite.store import SqliteStore
 from braid.metadata.store import Put
 from braid.model.cluster import Registration
 from braid.ports.disk import Buffer, Disk
+from braid.ports.network import Address
 from braid.storage.objects.disk import DiskObjects
 from tests.kits.cluster_process import ClusterProcess
 from tests.kits.commands import run_to_end
@@ -79,6 +80,26 @@ class _Yesterday(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+class _AnotherProgram(_Yesterday):
+    def do_GET(self) -> None:
+        self.send_response_only(404)
+        self.send_header("Date", "whenever")
+        self.end_headers()
+
+
+def test_another_program_at_the_address_of_an_admin_port_is_asked_for_no_clock() -> None:
+    server = HTTPServer(("127.0.0.1", 0), _AnotherProgram)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        answer = _ask(Address("127.0.0.1", server.server_port), "/readyz", "")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert (answer.status, answer.ahead_s, answer.error) == (404, None, "")
 
 
 def test_planted_problems_of_a_broker_are_found(cluster: ClusterProcess) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
+from braid.client.client import Client
+from braid.client.consuming.queue import QueueConsumer
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import Brokers
-from tests.kits.queues import numbers, queue_of, remaining, send, take, take_all
+from tests.kits.queues import numbers, program, queue_at, queue_of, remaining, send, take, take_all
 
 
 async def test_a_message_has_its_key_and_headers_and_its_consumer_has_names(simulation: Simulation) -> None:
@@ -110,3 +114,61 @@ async def test_prefetch_bounds_what_a_consumer_has_of_all_generations_of_segment
 def leased(brokers: Brokers) -> dict[int, int]:
     found = [each for broker in brokers.running.values() for each in broker.segments.of_topic("public/default/orders")]
     return {owned.name.id: sum(queue.counts().leased for queue in owned.queues.all()) for owned in found}
+
+
+@contextlib.asynccontextmanager
+async def burying(simulation: Simulation) -> AsyncIterator[tuple[Brokers, Client, QueueConsumer]]:
+    """A consumer whose program `worker` does not reach the broker of the dead-letter topic. It has settled message 0,
+    and has message 1 as a dead letter. Also another client."""
+    async with queue_of(simulation, ("a", "b")) as (brokers, client):
+        await client.admin.create_topic("buried")
+        there = "b" if brokers.owner(0) == "a" else "a"
+        await client.admin.move("buried", to=there)
+        await client.admin.create_subscription(
+            "orders", "careful", kind="queue", max_deliveries=1, dead_letter_topic="buried", ack_timeout_ms=1_000
+        )
+        await send(client, [0, 1])
+        async with (
+            program(brokers, "worker") as worker,
+            worker.queue_consumer("orders", "careful", prefetch=1) as consumer,
+        ):
+            await consumer.ack((await take(consumer, 1))[0])
+            (message,) = await take(consumer, 1)
+            brokers.network.cut("worker", there)
+            await consumer.nack(message)
+            assert await consumer.receive(timeout=0.5) is None
+            yield brokers, client, consumer
+
+
+async def test_a_dead_letter_whose_publish_outlives_its_lease_is_settled_under_the_next_one(
+    simulation: Simulation,
+) -> None:
+    """The message comes again while it is on its way to the dead-letter topic."""
+    async with burying(simulation) as (brokers, client, consumer):
+        assert await consumer.receive(timeout=5) is None
+        brokers.network.heal()
+        await consumer.flush()
+        assert queue_at(brokers, subscription="careful").counts().dead_lettered == 1
+        assert (await client.admin.topic_stats("buried"))["segments"]["0"]["endOffset"] == 1
+
+
+async def test_a_dead_letter_that_another_consumer_settles_is_no_failure_of_the_program(simulation: Simulation) -> None:
+    """The program has not seen it, so nothing that it did is stale."""
+    async with burying(simulation) as (brokers, client, consumer):
+        async with client.queue_consumer("orders", "careful") as other:
+            assert await other.receive(timeout=5) is None
+        brokers.network.heal()
+        await consumer.flush()
+        assert (await client.admin.topic_stats("buried"))["segments"]["0"]["endOffset"] == 1
+
+
+async def test_a_dead_letter_that_is_published_after_a_seek_settles_nothing(simulation: Simulation) -> None:
+    """The seek has made the message new, and no consumer has it yet."""
+    async with burying(simulation) as (brokers, client, consumer):
+        await client.admin.seek("orders", "careful", to="earliest")
+        (first,) = await take(consumer, 1)
+        brokers.network.heal()
+        await consumer.flush()
+        await consumer.ack(first)
+        (message,) = await take(consumer, 1)
+        assert (numbers([first, message]), message.redelivery_count) == ([0, 1], 0)

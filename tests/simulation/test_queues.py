@@ -15,6 +15,7 @@ from braid.model.message import DELIVER_AT, EXPIRES_AT, QueueMessage
 from braid.model.queue.state import QueueLimits, QueueState
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
+from tests.kits.brokers import PATH
 from tests.kits.queues import (
     kill_program,
     numbers,
@@ -305,6 +306,27 @@ async def test_a_queue_that_is_deleted_and_created_again_begins_anew(simulation:
         brokers.kill("a")
         await brokers.start("a")
         assert await remaining(client) == list(range(6))
+
+
+async def test_a_queue_that_is_deleted_with_acks_under_way_disturbs_nobody_else(simulation: Simulation) -> None:
+    """The journal has the acks when the cursor is gone already."""
+    async with queue_of(simulation, messages=10) as (brokers, client):
+        segment = brokers.running["a"].segments.get(PATH, 0)
+        async with client.queue_consumer("orders", "work") as consumer:
+            messages = await take(consumer, 10)
+            brokers.disks["a"].faults = DiskFaults(sync_s=(0.2, 0.2))
+            for message in messages[:9]:
+                consumer.submit_ack(message)
+                await asyncio.sleep(0.01)
+            waiting = asyncio.get_running_loop().create_task(consumer.ack(messages[9]))
+            await asyncio.sleep(0)
+            await client.admin.delete_subscription("orders", "work", force=True)
+            async with asyncio.timeout(5):
+                for answer in (consumer.flush(), waiting):
+                    with pytest.raises(SubscriptionNotFound):
+                        await answer
+        assert brokers.running["a"].segments.get(PATH, 0) is segment, "it was not opened again"
+        await send(client, [10])
 
 
 async def test_a_stream_and_two_queues_of_one_topic_get_everything_each(simulation: Simulation) -> None:

@@ -18,6 +18,7 @@ from braid.metadata.store import Put
 from braid.model.errors import InvalidArgument
 from braid.model.ids import Epoch, Offset, Revision, SegmentId
 from braid.model.layout import Layout
+from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import Ownership, OwnershipState
 from braid.model.stored_record import decode, encode
 from braid.model.topic import Topic
@@ -302,3 +303,24 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     )
     with pytest.raises(InvalidArgument):
         snapshots.read(str(path))
+
+
+@pytest.mark.timeout(20)
+def test_a_cluster_of_a_thousand_segments_is_planned_in_a_second() -> None:
+    """Nobody can publish while a restore runs. It must not look at all keys for each segment."""
+    values, objects = {paths.CLUSTER_ID: b"c", paths.CLUSTER_SECRET: b"s"}, {}
+    layout, chunks = Layout.initial(10), [chunk(10 * number, 10 * number + 10) for number in range(10)]
+    topics = [f"public/default/orders-{number}" for number in range(100)]
+    for path in topics:
+        values[paths.layout(path)] = encode(Topic(id=7, layout=layout))
+        for info in layout.segments.values():
+            descriptor = SegmentName.of(TopicName.parse(path), info).descriptor
+            values[paths.ownership(path, descriptor)] = encode(record())
+            values[paths.current_chunk(path, descriptor)] = encode(frontier(100))
+            for each in chunks:
+                values[paths.chunk(path, descriptor, each.base_offset)] = encode(each)
+                objects[f"{path}/{descriptor}/{each.object}"] = each.size
+    header = Header(revision=Revision(400), created_at=1, cluster_id="c", brokers=("one",))
+    found = History(manifests=dict.fromkeys(topics), segments={}, objects=objects, disks={}, revisions=[450])
+    plan = plan_restore(Snapshot(header, values), found)
+    assert (plan.problems, plan.values.keys()) == ((), values.keys())

@@ -38,7 +38,7 @@ def page(segments: dict[str, Json], *, read_only: bool = False, unknown: tuple[s
         )
         for id_, each in segments.items()
     )
-    detail = TopicDetail(at=0.0, layout={}, stats={}, key_hashes={"segments": segments, "unknown": unknown})
+    detail = TopicDetail(layout={}, stats={}, key_hashes={"segments": segments, "unknown": unknown})
     return hot_ranges_card(TopicSeen(path="t", segments=seen), detail, {"a": 3}, read_only=read_only)
 
 
@@ -100,7 +100,7 @@ def test_a_segment_that_nobody_has_measured_is_told_from_one_without_load() -> N
         SegmentSeen(id=1, first_hash=0x8000, last_hash=0xFFFF, active=True),
         SegmentSeen(id=2, first_hash=0, last_hash=0xFFFF, active=False),
     )
-    detail = TopicDetail(at=0.0, layout={}, stats={}, key_hashes={"segments": {"0": EVEN["0"]}, "unknown": ()})
+    detail = TopicDetail(layout={}, stats={}, key_hashes={"segments": {"0": EVEN["0"]}, "unknown": ()})
     shown = hot_ranges_card(TopicSeen(path="t", segments=seen), detail, {}, read_only=False)
     assert "segment 1 is not measured yet" in re.sub("<[^>]*>", "", shown)
     assert "segment 0 is not" not in shown
@@ -147,7 +147,7 @@ def test_the_busiest_segments_are_listed_and_the_others_counted() -> None:
 
 def test_what_is_not_known_is_told() -> None:
     assert "broker b does not answer" in page(EVEN, unknown=("broker b does not answer",))
-    nothing = TopicDetail(at=0.0, layout={}, stats={})
+    nothing = TopicDetail(layout={}, stats={})
     assert "tokens that may administer" in hot_ranges_card(TopicSeen(path="t"), nothing, {}, read_only=False)
 
 

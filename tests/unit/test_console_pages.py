@@ -159,7 +159,7 @@ def test_what_nobody_can_tell_is_not_called_nothing() -> None:
     served, orphan = segment(0, 0, 0xFFFF), segment(0, 0, 0xFFFF, owner="")
 
     def shown(of: SegmentSeen, alarms: tuple[str, ...] = ()) -> str:
-        topic = TopicSeen(path="x/y/orders", segments=(of,), alarms=alarms)
+        topic = TopicSeen(path="x/y/orders", segments=(of,), subscriptions=0, alarms=alarms)
         return topics_card(ClusterView(topics={topic.path: topic}), Listing(), {})
 
     assert "no subscription" in shown(served)

@@ -42,7 +42,6 @@ def test_no_prefix_finds_a_sibling() -> None:
         (paths.topic_storage_prefix(ORDERS), paths.sealed_state(sibling, SEGMENT)),
         (paths.segment_storage_prefix(ORDERS, SEGMENT), paths.sealed_state(ORDERS, SEGMENT + "1")),
         (paths.chunks_prefix(ORDERS, SEGMENT), paths.chunk(ORDERS, SEGMENT + "1", Offset(0))),
-        (paths.namespace_prefix("public", "default"), paths.layout(paths.topic_path("public", "default2", "orders"))),
     ]
     for prefix, key in pairs:
         assert not key.startswith(prefix)

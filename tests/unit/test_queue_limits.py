@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import QueueLimits, QueueState
@@ -53,6 +54,30 @@ def test_a_message_that_is_only_delayed_is_not_stored() -> None:
     state.nack(*delayed, 500, seen=False)
     state.nack(*failed, 500, reason="no")
     assert [(each.offset, each.deliveries) for each in state.returned()] == [(1, 1)]
+
+
+class Counted(dict[int, Any]):
+    """Counts how often all of it was looked at."""
+
+    scans = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.scans += 1
+        return super().__iter__()
+
+
+def test_a_message_that_grows_too_old_is_not_looked_for_among_all_that_wait() -> None:
+    """A limit of age settles one batch after the other, beside 100,000 messages that are delayed."""
+    state = state_of()
+    for offset, lease in take(state, 50):
+        state.nack(offset, lease, 500, seen=False)
+    state._waiting = waiting = Counted(state._waiting)
+    for offset in range(40, 60):
+        state.settle(offset, offset + 1)
+    assert waiting.scans == 0
+    assert (state.waiting, state.unsettled(END)) == (40, 80)
+    state.settle(0, 10**12)
+    assert (waiting.scans, state.waiting, state.unsettled(END)) == (1, 0, 0)
 
 
 MANY = 50_000

@@ -34,7 +34,7 @@ MAX_HEAD_BYTES: Final = 32 << 10
 """Of a request's head. A token has at most half of it."""
 HEAD_TOO_LONG: Final = 431
 MAX_REQUESTS: Final = 64
-"""In flight at once. An operator's tools need a few."""
+"""In flight at the same time. An operator's tools need a few."""
 NEVER_REFUSED: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """These say how a broker is that has too much to do."""
 PUBLIC: Final = frozenset(

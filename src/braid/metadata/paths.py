@@ -110,11 +110,6 @@ def path_of_namespace(key: str) -> str:
 # Topics.
 
 
-def namespace_prefix(tenant: str, namespace: str) -> str:
-    """Finds the layouts of a namespace and all that stands below them; `topic_of_layout` tells them apart."""
-    return f"{TOPICS_PREFIX}{_part(tenant)}/{_part(namespace)}/"
-
-
 def layout(topic: str) -> str:
     return TOPICS_PREFIX + topic
 

@@ -12,9 +12,6 @@ Epoch = NewType("Epoch", int)
 LayoutEpoch = NewType("LayoutEpoch", int)
 """Counts the layouts of one topic."""
 
-Generation = NewType("Generation", int)
-"""The metadata revision that a client's routing reflects."""
-
 Revision = NewType("Revision", int)
 """A metadata store's commit counter: one number for the whole store, raised by every transaction that writes."""
 

@@ -87,6 +87,8 @@ class QueueJournal:
         self._generation = 0
         """Of the newest file."""
         self._end = self._reserved = self._checkpoint_bytes = 0
+        self._is_beginning = False
+        """Whether a checkpoint was taken whose file is not there yet."""
         self._last_number = 0
         self._pending: list[_Pending] = []
         self._work = asyncio.Event()
@@ -123,9 +125,9 @@ class QueueJournal:
 
     @property
     def is_long(self) -> bool:
-        """Tell whether it is time to begin anew, with a checkpoint."""
+        """Tell whether it is time to begin anew, with a checkpoint; not while one is under way."""
         grown = self._end - self._checkpoint_bytes
-        return grown >= REWRITE_BYTES and grown >= REWRITE_TIMES * self._checkpoint_bytes
+        return not self._is_beginning and grown >= REWRITE_BYTES and grown >= REWRITE_TIMES * self._checkpoint_bytes
 
     def append(self, events: QueueEvents) -> int:
         """Take events; return the number that `durable` reaches when the disk has them."""
@@ -133,7 +135,9 @@ class QueueJournal:
 
     def begin_anew(self, snapshot: QueueSnapshot) -> int:
         """Begin the next file with this checkpoint: events that were taken before it need no place any more."""
-        return self._take(snapshot)
+        number = self._take(snapshot)
+        self._is_beginning = True
+        return number
 
     async def close(self) -> None:
         """Write what was taken, and stop; on a disk that is full, without that. Closing twice is fine."""
@@ -203,8 +207,9 @@ class QueueJournal:
         # One frame for all of them: a torn write then leaves nothing whole after what is torn.
         frame = _frame(number, _EVENTS, all_events(groups))
         if self._end + len(frame) > self._reserved:
-            self._reserved = self._end + len(frame) + STEP_BYTES
-            await self._file.reserve(self._reserved)
+            size = self._end + len(frame) + STEP_BYTES
+            await self._file.reserve(size)
+            self._reserved = size  # Not before: a full disk leaves the file as it was.
         await _write_synced(self._file, self._end, frame)
         self._end += len(frame)
 
@@ -227,6 +232,7 @@ class QueueJournal:
         old, self._file = self._file, file
         self._end = self._checkpoint_bytes = len(frame)
         self._reserved = len(frame) + STEP_BYTES
+        self._is_beginning = False
         if old is not None:
             await old.close()
         for stat in await self._disk.list(self.folder):

@@ -6,8 +6,8 @@ after half a minute. While a request waits, that is too long:
     no byte for PING_AFTER_S, and an answer is due        a PING asks for a sign of life
     no byte for ANSWER_S after the PING                   the link is over
 
-A broker answers a PING at once, also while it works on a long call, so a long call is never cut. Three things look like
-silence and are none, and get more time:
+A broker answers a PING immediately, also while it works on a long call. So a long call is never cut. Three things look
+like silence and are none, and get more time:
 
 - The bytes that were sent are still on their way: the PING comes after them. A slow link gets a second for each
   UPLOAD_BYTES_PER_S.

@@ -93,6 +93,9 @@ def test_a_topic_is_repartitioned(bare_stage: Stage, client: Client, new_page: N
     page.goto(bare_stage.url + PARCELS)
     expect(page.locator("tr[data-segment]")).to_have_count(8)
     page.get_by_role("button", name="Repartition").click()
+    page.locator(".dialog").get_by_label("Segments").fill("")
+    page.locator(".dialog").get_by_role("button", name="Repartition").click()
+    expect(page.locator(".outcome.bad")).to_have_text("fill in: Segments", timeout=LIVE_MS)
     page.locator(".dialog").get_by_label("Segments").fill("2")
     confirm(page, "Repartition", "parcels has 2 segments")
     ranges = [

@@ -36,7 +36,7 @@ class Calls:
             raise to_client(error) from error
 
     async def close(self) -> None:
-        """Waits for the calls that are under way. Those that only wait for other brokers end at once: what they began
-        goes on without them."""
+        """Wait for the calls that are under way. Those that only wait for other brokers end immediately: what they
+        began goes on without them."""
         self._services.owners.view.end_waits()
         await self._tasks.close()

@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 from braid.broker.connections.services import Services, segment_in_layout
-from braid.broker.queues.channel import QueueChannel
-from braid.broker.queues.segment_queue import QueueSettings, SegmentQueue
+from braid.broker.queues.channel import QueueChannel, QueueSettings
+from braid.broker.queues.segment_queue import SegmentQueue
 from braid.broker.segments.segment_access import follow_cursor
 from braid.model.errors import (
     InvalidArgument,

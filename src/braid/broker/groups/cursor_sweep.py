@@ -32,7 +32,7 @@ class CursorSweep:
         self._segments = segments
         self._subscriptions = subscriptions
         self._waiting: dict[str, None] = {}
-        """Topics that are to be swept."""
+        """Topics that are to be swept, in this order."""
         self._sweeping: asyncio.Task[None] | None = None
 
     async def sweep(self, path: str | None = None) -> int:
@@ -65,7 +65,8 @@ class CursorSweep:
 
     async def _sweep_waiting(self) -> None:
         while self._waiting:
-            path, _ = self._waiting.popitem()
+            path = next(iter(self._waiting))  # The first: one that cannot be swept yet comes after the others.
+            del self._waiting[path]
             try:
                 await self.sweep(path)
             except BraidError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from braid.broker.metrics import TopicMetrics
 from braid.model.errors import BraidError
@@ -18,6 +18,14 @@ from braid.wire.connection import Connection
 from braid.wire.operations import Closed, Kind, QueueDelivery, QueueRun, encode
 
 _keys: Final = itertools.count(1)
+
+
+class QueueSettings(NamedTuple):
+    """What the subscription says."""
+
+    ack_timeout_us: int
+    max_deliveries: int
+    """A message that was delivered so often is a dead letter. 0: it is delivered for ever."""
 
 
 class QueueChannel:

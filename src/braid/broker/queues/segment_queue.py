@@ -26,15 +26,23 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from braid.broker.error_mapping import to_client, to_reader
 from braid.broker.metrics import TopicMetrics
-from braid.broker.queues.channel import QueueChannel
+from braid.broker.queues.channel import QueueChannel, QueueSettings
 from braid.broker.queues.queue_counts import QueueCounts
-from braid.model.errors import BraidError, BrokenInvariant, InvalidArgument, LogClosed, NotServing
+from braid.model.errors import (
+    BraidError,
+    BrokenInvariant,
+    Fenced,
+    InvalidArgument,
+    LogClosed,
+    NotServing,
+    SubscriptionNotFound,
+)
 from braid.model.ids import Epoch, Offset
 from braid.model.names import SegmentName
 from braid.model.queue.events import MAX_REASON_CHARS, QueueEvents, QueueImage, QueueSnapshot, Returned
@@ -53,6 +61,8 @@ SHARED_TURN: Final = 32
 """How many messages one of several consumers gets before it is the next one's turn."""
 DEADLINE_STEPS: Final = 300
 """A lease is longer than the ack time-out by at most one part of so many: 0.1 s of 30 s."""
+TURN_STEPS: Final = 500
+"""Batches of one turn of the loop: a limit of age that is set late may settle a million, in 20 µs each."""
 READ_AGAIN_S: Final = 1.0
 """After a read has failed."""
 LEASE_AGAIN_S: Final = 0.05
@@ -79,14 +89,6 @@ class QueueCursors(Protocol):
     def placement(self, subscription: str) -> int: ...
 
     def advance(self, subscription: str, offset: Offset) -> bool: ...
-
-
-class QueueSettings(NamedTuple):
-    """What the subscription says."""
-
-    ack_timeout_us: int
-    max_deliveries: int
-    """A message that was delivered so often is a dead letter. 0: it is delivered for ever."""
 
 
 class SegmentQueue:
@@ -161,7 +163,7 @@ class SegmentQueue:
         self.on_events: list[Callable[[int, QueueEvents | QueueSnapshot], None]] = []
         """Called with the number of what the journal takes: followers are sent it."""
         journal.on_failure = on_failure
-        journal.durable.follow(self._count)
+        journal.durable.follow(self.recount)
         # The evidence may come from several disks: this one, and enough others, are to have all of it.
         self._begin_journal()
         self._note_base()
@@ -240,23 +242,45 @@ class SegmentQueue:
         now = self._now()
         self._note_returned(self._state.expire(now))
         self._next_expiry = None
+        steps = 0
         # A turn is taken only for a message: otherwise a consumer that does not answer could have every turn.
         while (offset := self._state.peek(now, self._storage.log.confirmed.value)) is not None:
             channel = self._next_channel()
             # What is too old is settled also while nobody takes messages: otherwise retention would keep it.
             if (channel is None and self._message_ttl_us() is None) or not self._hand_out(channel, offset, now):
                 break
+            steps += 1
+            if steps == TURN_STEPS:
+                break
         self._end_if_drained()
-        self._wake_later(now)
+        self._wake_later(now, go_on=steps == TURN_STEPS)
 
     def on_held(self, follower: str, number: int) -> None:
         """Hear how far a follower's disk is; 0: it does not count any more."""
         self._held[follower] = number
-        self._count()
+        self.recount()
 
     def recount(self) -> None:
-        """Hear that other followers count than before."""
-        self._count()
+        """Raise `confirmed` to what enough disks have, and let the cursor follow."""
+        if self._journal.durable.error is not None:
+            self.confirmed.fail(self._journal.durable.error)
+            return
+        number = self._agreed(self._journal.durable.value, self._held)
+        if number <= self.confirmed.value:
+            return
+        if not self._may_confirm():
+            self._wait_for_lease()
+            return
+        base = None
+        while self._bases and self._bases[0][0] <= number:
+            base = self._bases.popleft()[1]
+        if base is not None:
+            try:
+                self._cursors.advance(self.subscription, Offset(base))
+            except (Fenced, SubscriptionNotFound):
+                return  # Another owner has the segment, or the subscription was deleted: this queue is about to end.
+        self.confirmed.advance(number)
+        self._end_if_drained()
 
     def first_unsettled(self, count: int) -> list[tuple[int, int]]:
         """Return the ranges of the first `count` messages that are not settled: ready, leased or delayed."""
@@ -437,7 +461,9 @@ class SegmentQueue:
             self._reading = self._loop.create_task(self._read_from(offset), name=f"read for queue of {self.name}")
             return False
         header = batch.header
-        self._note_oldest(header.base_offset, header.next_offset, header.min_timestamp)
+        base = self._state.settled.base
+        if header.base_offset <= base < header.next_offset:
+            self._oldest = (base, header.min_timestamp)
         ttl_us = self._message_ttl_us()
         if ttl_us is not None and header.max_timestamp + ttl_us <= self._clock.now_us():
             self._expire_messages(header.base_offset, header.next_offset)
@@ -480,7 +506,7 @@ class SegmentQueue:
         self._note(QueueEvents(((start, end),)))
 
     def _find(self, offset: Offset) -> StoredBatch | None:
-        at = bisect_right(self._read, offset, key=_base) - 1
+        at = bisect_right(self._read, offset, key=lambda batch: batch.header.base_offset) - 1
         if at >= 0 and offset < self._read[at].header.next_offset:
             return self._read[at]
         log = self._storage.log
@@ -505,11 +531,6 @@ class SegmentQueue:
         finally:
             self._reading = None
         self.pump()
-
-    def _note_oldest(self, start: int, end: int, timestamp: int) -> None:
-        base = self._state.settled.base
-        if start <= base < end:
-            self._oldest = (base, timestamp)
 
     def _note_returned(self, returned: Iterable[Returned]) -> None:
         self._note(QueueEvents(returned=self._to_store(returned)))
@@ -537,25 +558,6 @@ class SegmentQueue:
         if not self._bases or self._bases[-1][1] != base:
             self._bases.append((self._journal.last_number, base))
 
-    def _count(self) -> None:
-        """Raise `confirmed` to what enough disks have, and let the cursor follow."""
-        if self._journal.durable.error is not None:
-            self.confirmed.fail(self._journal.durable.error)
-            return
-        number = self._agreed(self._journal.durable.value, self._held)
-        if number <= self.confirmed.value:
-            return
-        if not self._may_confirm():
-            self._wait_for_lease()
-            return
-        base = None
-        while self._bases and self._bases[0][0] <= number:
-            base = self._bases.popleft()[1]
-        if base is not None:
-            self._cursors.advance(self.subscription, Offset(base))
-        self.confirmed.advance(number)
-        self._end_if_drained()
-
     def _wait_for_lease(self) -> None:
         """Go on when the lease was only renewed late: a process that stood still may find its timers and its disk
         before the answer to its last renewal. If the lease is lost, this queue is about to be stopped."""
@@ -564,7 +566,7 @@ class SegmentQueue:
 
     def _on_lease_timer(self) -> None:
         self._lease_timer = None
-        self._count()
+        self.recount()
         self.pump()
 
     @property
@@ -583,16 +585,14 @@ class SegmentQueue:
         if self._channels and self.is_drained:
             self.close_channels(END_OF_SEGMENT, f"the segment ends at offset {log.end}", retriable=False)
 
-    def _wake_later(self, now: int) -> None:
+    def _wake_later(self, now: int, *, go_on: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         times = (self._state.next_deadline, self._state.next_due, self._next_expiry)
         # A waiting message that is due, and finds no consumer with room, needs no timer.
         later = [each for each in times if each is not None and each > now]
-        if later:
+        if go_on:
+            self._timer = self._loop.call_later(0, self.pump)
+        elif later:
             self._timer = self._loop.call_later((min(later) - now) / 1e6 + 0.0005, self.pump)
-
-
-def _base(batch: StoredBatch) -> Offset:
-    return batch.header.base_offset

@@ -25,6 +25,7 @@ from braid.model.names import SegmentName
 from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, joined, pack_state, unpack_state
 from braid.ports.clock import Clock
 from braid.ports.disk import Disk
+from braid.ports.tasks import all_of
 from braid.storage.queue_journal import QueueJournal, folder_of, remove_others
 from braid.storage.segment import SegmentStorage
 
@@ -178,12 +179,12 @@ class SegmentQueues:
                 queue.close_channels(code, message, retriable=retriable)
 
     async def stop(self) -> dict[str, bytes]:
-        """Stop all queues; return what the next owner is to know of each. Stopping twice is fine."""
+        """Stop all queues; return what the next owner is to know of each. Stopping twice is fine, also after
+        a stop that was cancelled."""
         async with self._lock:
             if self._states is None:
-                self._states = {}
-                for subscription, queue in self._queues.items():
-                    self._states[subscription] = pack_state(await queue.stop(), self._epoch)
+                stopped = await all_of(queue.stop() for queue in self._queues.values())
+                self._states = {name: pack_state(each, self._epoch) for name, each in zip(self._queues, stopped)}
             return self._states
 
     async def _open(self, subscription: str, *, after_another: bool = False) -> None:

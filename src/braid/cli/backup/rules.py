@@ -19,7 +19,8 @@ What must hold afterwards:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -95,6 +96,7 @@ def plan_restore(snapshot: Snapshot, history: History, *, leave_out: Iterable[st
     """Return what to write, and which topics cannot be restored. Topics in `leave_out` are not written. `local` tells
     that each broker keeps its history on its own disk."""
     values, left_out = dict(snapshot.values), set(leave_out)
+    keys, seen = sorted(values), _segments_seen(history)
     topics = {path: key for key in values if (path := paths.topic_of_layout(key)) is not None}
     problems: list[Problem] = []
     carried: list[str] = []
@@ -106,9 +108,9 @@ def plan_restore(snapshot: Snapshot, history: History, *, leave_out: Iterable[st
     for path in sorted(topics.keys() - left_out):
         try:
             topic = decode(Topic, values[topics[path]], f"topic {path}")
-            _check_layout(path, topic, history)
+            _check_layout(path, topic, history.manifests.get(path), seen.get(path, {}))
             for name in _segments(path, topic):
-                changes = _restored_segment(snapshot.header.brokers, values, topic, name, history, local=local)
+                changes = _restored_segment(snapshot.header.brokers, values, keys, topic, name, history, local=local)
                 if changes.carried_forward:
                     carried.append(str(name))
                 for key in changes.deleted:
@@ -135,8 +137,15 @@ def _segments(path: str, topic: Topic) -> list[SegmentName]:
     return [SegmentName.of(name, info) for info in topic.segments.values()]
 
 
-def _check_layout(path: str, topic: Topic, history: History) -> None:
-    manifest = history.manifests.get(path)
+def _segments_seen(history: History) -> dict[str, dict[str, None]]:
+    """Return the descriptors of all segments that storage or a disk has, by topic."""
+    found: dict[str, dict[str, None]] = {}
+    for path, descriptor in (*history.segments, *history.disks):
+        found.setdefault(path, {})[descriptor] = None
+    return found
+
+
+def _check_layout(path: str, topic: Topic, manifest: TopicManifest | None, seen: Iterable[str]) -> None:
     if manifest is not None and manifest.topic_id not in (0, topic.id):
         raise Contradiction("the topic was deleted and created again after the backup")
     if manifest is not None and manifest.layout.epoch > topic.layout.epoch:
@@ -146,8 +155,8 @@ def _check_layout(path: str, topic: Topic, history: History) -> None:
         )
     known = {name.descriptor for name in _segments(path, topic)}
     next_id = max((info.segment_id for info in topic.segments.values()), default=-1) + 1
-    for segment_path, descriptor in (*history.segments, *history.disks):
-        if segment_path == path and descriptor not in known:
+    for descriptor in seen:
+        if descriptor not in known:
             name = SegmentName.at(path, descriptor)
             if name.id >= max(topic.layout.next_segment_id, next_id):
                 raise Contradiction(
@@ -165,15 +174,17 @@ class _Changes(NamedTuple):
 def _restored_segment(
     brokers: Iterable[str],
     values: Mapping[str, bytes],
+    keys: Sequence[str],
     topic: Topic,
     name: SegmentName,
     history: History,
     *,
     local: bool,
 ) -> _Changes:
+    """`keys` are those of the backup, in order: a cluster has hundreds of thousands, of which a segment has few."""
     path, descriptor = name.topic.path, name.descriptor
     ownership_key = paths.ownership(path, descriptor)
-    saved = _saved_catalog(values, path, descriptor)
+    saved = _saved_catalog(values, keys, path, descriptor)
     manifest = history.segments.get((path, descriptor))
     logs = history.disks.get((path, descriptor), [])
     if ownership_key not in values:
@@ -188,7 +199,7 @@ def _restored_segment(
     _check_objects(name, catalog, history)
     record = msgspec.structs.replace(record, epoch=_next_epoch(name, record, catalog, manifest, logs))
     puts = {ownership_key: encode(record)}
-    deleted = [key for key in values if key.startswith(paths.segment_storage_prefix(path, descriptor))]
+    deleted = _below(keys, paths.segment_storage_prefix(path, descriptor))
     if catalog.frontier is not None:
         puts[paths.current_chunk(path, descriptor)] = encode(catalog.frontier)
     if catalog.sealed is not None:
@@ -197,14 +208,23 @@ def _restored_segment(
     return _Changes(puts, deleted, catalog != saved)
 
 
-def _saved_catalog(values: Mapping[str, bytes], path: str, descriptor: str) -> Catalog:
+def _below(keys: Sequence[str], prefix: str) -> list[str]:
+    """Return the keys that begin with a prefix. `keys` are in order."""
+    found = []
+    for at in range(bisect_left(keys, prefix), len(keys)):
+        if not keys[at].startswith(prefix):
+            break
+        found.append(keys[at])
+    return found
+
+
+def _saved_catalog(values: Mapping[str, bytes], keys: Sequence[str], path: str, descriptor: str) -> Catalog:
     frontier = values.get(paths.current_chunk(path, descriptor))
     sealed = values.get(paths.sealed_state(path, descriptor))
-    prefix = paths.chunks_prefix(path, descriptor)
     chunks = [
-        decode(ChunkDescriptor, value)
-        for key, value in values.items()
-        if key.startswith(prefix) and paths.chunk_base(key) is not None
+        decode(ChunkDescriptor, values[key])
+        for key in _below(keys, paths.chunks_prefix(path, descriptor))
+        if paths.chunk_base(key) is not None
     ]
     return Catalog(
         frontier=decode(Frontier, frontier) if frontier is not None else None,

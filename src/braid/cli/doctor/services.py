@@ -205,8 +205,9 @@ def _get(connection: http.client.HTTPConnection, path: str) -> _Answer:
         connection.close()
     ahead_s = None
     if shown is not None:
-        told = email.utils.parsedate_to_datetime(shown).timestamp()
-        ahead_s = told + 0.5 - (before + after) / 2  # The header cuts off parts of a second.
+        with contextlib.suppress(ValueError):  # Another program may listen there, and say anything.
+            told = email.utils.parsedate_to_datetime(shown).timestamp()
+            ahead_s = told + 0.5 - (before + after) / 2  # The header cuts off parts of a second.
     return _Answer(status=answer.status, ahead_s=ahead_s)
 
 

@@ -44,6 +44,9 @@ class DeadLetters:
         self._subscription = subscription
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         """By segment and first offset."""
+        self._answers: dict[tuple[int, int], tuple[range, OnBuried]] = {}
+        """By the same: what is answered when the dead letter is published. A publish may take longer than the lease.
+        The message comes again then, and its last lease is the one that counts."""
 
     def __bool__(self) -> bool:
         """Whether any is being published."""
@@ -82,15 +85,14 @@ class DeadLetters:
 
     def _begin(self, segment: int, placement: int, offsets: range, to: str, row: pa.Table, on_buried: OnBuried) -> None:
         key = (segment, offsets.start)
+        self._answers[key] = (offsets, on_buried)
         if key not in self._tasks:
-            work = self._publish(segment, placement, offsets, to, row, on_buried)
+            work = self._publish(key, placement, to, row)
             self._tasks[key] = asyncio.get_running_loop().create_task(work, name=f"dead letter {key}")
 
-    async def _publish(
-        self, segment: int, placement: int, offsets: range, to: str, row: pa.Table, on_buried: OnBuried
-    ) -> None:
-        key, buried = (segment, offsets.start), True
-        app = f"dead letter {self._topic} {self._subscription} {segment} {placement} {offsets.start}"
+    async def _publish(self, key: tuple[int, int], placement: int, to: str, row: pa.Table) -> None:
+        (segment, offset), buried = key, True
+        app = f"dead letter {self._topic} {self._subscription} {segment} {placement} {offset}"
         try:
             await publish_once(self._client, to, app, row)
         except RepeatDiffers:
@@ -98,11 +100,12 @@ class DeadLetters:
         except BraidError as error:
             _log.warning(
                 "message %d of segment %d of %s could not be moved to %s: %s",
-                offsets.start, segment, self._topic, to, error,
+                offset, segment, self._topic, to, error,
             )  # fmt: skip
             buried = False
         finally:
             self._tasks.pop(key, None)
+            offsets, on_buried = self._answers.pop(key)
         on_buried(offsets, buried)
 
 

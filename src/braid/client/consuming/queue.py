@@ -131,7 +131,7 @@ class QueueConsumer(ConsumerLifecycle):
         """Settle a message: when this returns, it is never delivered again. `AckStale` if its lease had run out and
         another consumer got it."""
         feed, done = self._feed(message), self._awaited()
-        feed.ack(message.offset, message.lease, done)
+        feed.ack(message.offset, message.lease, done=done)
         await done
 
     def submit_ack(self, message: QueueMessage) -> None:
@@ -239,7 +239,7 @@ class QueueConsumer(ConsumerLifecycle):
             elif headers and (due_ms := header_ms(headers, DELIVER_AT)) > now_ms and not message.redelivery_count:
                 feed.nack(message.offset, message.lease, delay_us=(due_ms - now_ms) * 1000, seen=False)
             elif headers and 0 < header_ms(headers, EXPIRES_AT) <= now_ms:
-                feed.ack(message.offset, message.lease)
+                feed.ack(message.offset, message.lease, seen=False)
             else:
                 self._buffer.append(_Buffered(message, feed, until))
 
@@ -278,10 +278,14 @@ class QueueConsumer(ConsumerLifecycle):
     # Steps.
 
     def _on_buried(self, feed: SegmentFeed, lease: int) -> OnBuried:
+        placement = feed.placement
+
         def settle(offsets: range, buried: bool) -> None:
             for offset in offsets:
+                if feed.placement != placement:
+                    break  # A seek has made these messages new meanwhile.
                 if buried:
-                    feed.ack(offset, lease)
+                    feed.ack(offset, lease, seen=False)
                 else:
                     feed.nack(offset, lease, delay_us=int(BURY_AGAIN_S * 1e6), seen=False)
             self._answered.set()

@@ -46,6 +46,7 @@ class PendingAnswer(NamedTuple):
     amount_us: int = 0
     """The delay of a nack, the length of an extension."""
     seen: bool = True
+    """Whether the program has had the message. Otherwise the consumer answers it by itself."""
     reason: str = ""
     done: asyncio.Future[None] | None = None
     """Of a caller that waits."""
@@ -81,6 +82,8 @@ class SegmentAnswers:
         self._is_drained = False
         """Whether the owner has said that all messages of the segment are settled: there is nothing to answer."""
         self._is_gone = False
+        self._failure: BraidError | None = None
+        """Why there will be no other channel."""
 
     @property
     def is_quiet(self) -> bool:
@@ -105,6 +108,9 @@ class SegmentAnswers:
         # Nobody opens another channel for the sake of this answer: a drained segment is looked at now and then.
         if self._is_gone or (self._is_drained and self._link is None):
             self._settle(answer, None)
+            return
+        if self._failure is not None:
+            self._settle(answer, self._failure)
             return
         self._pending.append(answer)
         if not self._flushing and self._link is not None:
@@ -140,6 +146,14 @@ class SegmentAnswers:
         self._is_gone = True
         self.settle_all()
 
+    def fail(self, error: BraidError) -> None:
+        """Hear that there will be no other channel: what is not stored fails with this error."""
+        self._failure = error
+        answers, self._pending = self._pending, []
+        for each in answers:
+            self._settle(each, error)
+        self._consumer.on_answered()
+
     def settle_all(self) -> None:
         """Hear that all messages of the segment are settled."""
         self._is_drained = True
@@ -167,11 +181,11 @@ class SegmentAnswers:
         elif may_pass(error) and self._is_drained:
             for each in answers:
                 self._settle(each, None)
-        elif may_pass(error) and not self._consumer.closed:
+        elif may_pass(error) and not self._consumer.closed and self._failure is None:
             self._put_back(answers)
         else:
             for each in answers:
-                self._settle(each, error)
+                self._settle(each, self._failure or error)
         self._consumer.on_answered()
         if self._pending and error is None:
             self.flush()
@@ -185,7 +199,7 @@ class SegmentAnswers:
         for each in answers:
             if each.placement != self._placement:
                 self._refuse(each)
-            elif each.seen or not self._consumer.leaving:
+            elif each.seen or each.kind is AnswerKind.ACK or not self._consumer.leaving:
                 again.append(each)
         self._pending = again + self._pending
 
@@ -203,8 +217,8 @@ class SegmentAnswers:
             if error is None:
                 answer.done.set_result(None)
             else:
-                answer.done.set_exception(error)
-        elif error is not None and answer.kind is AnswerKind.ACK:
+                answer.done.set_exception(error.again())
+        elif error is not None and answer.kind is AnswerKind.ACK and answer.seen:
             self._consumer.note_failure(error)
 
 

@@ -151,15 +151,19 @@ class SegmentFeed:
                 self._drained()
                 await asyncio.sleep(LOOK_AGAIN_S)
             elif error.code != RESET and not may_pass(error):
-                self._consumer.fail(error)
+                self._fail(error)
                 return
             elif error.code != RESET:
                 try:
                     await owner.after(error)
                 except BraidError as failure:
                     if not may_pass(failure):
-                        self._consumer.fail(failure)
+                        self._fail(failure)
                         return
+
+    def _fail(self, error: BraidError) -> None:
+        self._consumer.fail(error)
+        self._answers.fail(error)
 
     def _drained(self) -> None:
         self.is_drained = True
@@ -340,10 +344,10 @@ class SegmentFeed:
 
     # Answers.
 
-    def ack(self, offset: int, lease: int, done: asyncio.Future[None] | None = None) -> None:
+    def ack(self, offset: int, lease: int, *, seen: bool = True, done: asyncio.Future[None] | None = None) -> None:
         """Settle a message; `done` when that is stored."""
         self._held.pop(offset, None)
-        self._answers.add(PendingAnswer(AnswerKind.ACK, offset, lease, self.placement, done=done))
+        self._answers.add(PendingAnswer(AnswerKind.ACK, offset, lease, self.placement, seen=seen, done=done))
 
     def nack(
         self,

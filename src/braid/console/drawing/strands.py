@@ -1,11 +1,12 @@
 """What the drawing of a braid is made of: the strands of a topic, and the window through which it is seen.
 
 A strand is a segment. It has a place on the ring of key hashes, a time of birth and of its end, owners one after the
-other, and traffic. Times are seconds since 1970. All of it are values: whoever watches the cluster makes them.
+other, and traffic. Times are seconds since 1970. All of it are values, which the watch of the cluster makes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
@@ -59,14 +60,7 @@ class Strand(Struct, frozen=True, kw_only=True):
         """Return the rate that was measured last before this time, or first after it."""
         if not self.times:
             return 0.0
-        low, high = 0, len(self.times)
-        while low < high:
-            middle = (low + high) // 2
-            if self.times[middle] <= time:
-                low = middle + 1
-            else:
-                high = middle
-        return self.rates[max(0, low - 1)]
+        return self.rates[max(0, bisect_right(self.times, time) - 1)]
 
 
 def with_expected_rates(strands: Iterable[Strand]) -> list[Strand]:

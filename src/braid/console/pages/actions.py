@@ -7,6 +7,7 @@ broker's own words.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -25,6 +26,10 @@ Run = Callable[[], Awaitable[str]]
 PROGRESS_S: Final = 0.5
 LISTED: Final = 6
 """Changes under way that a dialog lists."""
+FADING_S: Final = 0.4
+"""For so long browsers fade a dialog out."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 def ask_back(
@@ -74,8 +79,12 @@ def ask_back(
         try:
             visit.check_may_change()
             text = await run()
-        except (RestError, BraidError, ValueError) as error:
-            outcome.set_content(el("div", str(error), cls="outcome bad"))
+        except Exception as error:
+            known = isinstance(error, RestError | BraidError | ValueError)
+            if not known:
+                _log.exception("an action broke")
+            reason = str(error) if known else "The console could not do this. Its log says why."
+            outcome.set_content(el("div", reason, cls="outcome bad"))
             go.enable()
             return
         finally:
@@ -98,12 +107,18 @@ def progress(waited_s: float, changes: Sequence[str]) -> Html:
 
 
 def _remove_later(dialog: ui.dialog) -> None:
-    async def remove() -> None:
-        await asyncio.sleep(0.4)  # The browser fades it out.
+    def remove() -> None:
         if not dialog.is_deleted:
             dialog.delete()
 
-    asyncio.get_running_loop().create_task(remove())
+    asyncio.get_running_loop().call_later(FADING_S, remove)
+
+
+def whole_number(given: Any, name: str) -> int:
+    """Read a field of a number. An empty one is a `ValueError` with a sentence."""
+    if given is None:
+        raise ValueError(f"fill in: {name}")
+    return int(given)
 
 
 def on_acts(visit: Visit, handlers: dict[str, Callable[[dict[str, Any]], Any]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from nicegui import ui
 
 from braid.console.pages import consequences
-from braid.console.pages.actions import ask_back
+from braid.console.pages.actions import ask_back, whole_number
 from braid.console.pages.hot_ranges import about_split
 from braid.console.pages.parts import short_name
 from braid.console.pages.visit import Visit
@@ -97,7 +97,7 @@ def _split(visit: Visit, path: str, segment: SegmentSeen, *, at: str) -> None:
 
     async def run() -> str:
         hash_ = str(given["at"] or "").strip()
-        query = {"at": hash_} if hash_ else {"into": str(int(given["into"]))}
+        query = {"at": hash_} if hash_ else {"into": str(whole_number(given["into"], "Into"))}
         await visit.change("POST", f"{topic_path(path)}/split/{segment.id}", query=query)
         return f"Segment {segment.id} is split. The braid shows its children."
 
@@ -129,8 +129,9 @@ def _repartition(visit: Visit, path: str) -> None:
         )
 
     async def run() -> str:
-        await visit.change("POST", f"{topic_path(path)}/repartition/{int(given['segments'])}")
-        return f"{short_name(path)} has {int(given['segments'])} segments."
+        segments = whole_number(given["segments"], "Segments")
+        await visit.change("POST", f"{topic_path(path)}/repartition/{segments}")
+        return f"{short_name(path)} has {segments} segments."
 
     what = [
         "The ring is cut into so many segments of equal size. A segment that has such a range already stays.",

@@ -218,17 +218,26 @@ async def _read(visit: Visit, reading: Reading, given: dict[str, Any]) -> None:
     path = str(given["topic"] or "")
     if not path or reading.following:
         return
+
+    def went_on() -> bool:
+        """Tell whether the person looks at something else meanwhile."""
+        return reading.following or given["topic"] != path
+
+    error, found = "", list[Shown]()
     try:
         place = place_of(given)
         stats = await visit.rest.get(topic_path(path) + "/stats")
         found = await look(visit.client, path, place, ends_of(stats), shown)
-    except (RestError, BraidError, ValueError) as error:
-        reading.error = str(error)
-    else:
-        reading.error, reading.asked = "", True
+    except (RestError, BraidError, ValueError) as failure:
+        error = str(failure)
+    if went_on():
+        return
+    reading.error = error
+    if not error:
+        reading.asked = True
         reading.records.clear()
         reading.records.extend(found)
-        limit = f", among the last {count_text(MAX_SCANNED)} of its segments" if place.by == "key" else ""
+        limit = f", among the last {count_text(MAX_SCANNED)} of its segments" if given["by"] == "key" else ""
         reading.note = f"{count_text(len(found))}{limit} · newest first"
     visit.refresh()
 

@@ -109,16 +109,3 @@ def owner_name(owner: str | None, colours: Mapping[str, int]) -> Html:
 def short_name(path: str) -> str:
     """Return a topic's name without what every topic has that is written without a tenant."""
     return path.removeprefix("public/default/")
-
-
-def spark(values: Sequence[float], cls: str = "") -> Html:
-    """Return a small curve with the area below."""
-    if len(values) < 2:
-        return Html("")
-    top = max(*values, 1e-9)
-    points = [(index * 100 / (len(values) - 1), 28 - 25 * value / top) for index, value in enumerate(values)]
-    curve = "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return Html(
-        f'<svg class="spark {cls}" viewBox="0 0 100 30" preserveAspectRatio="none" aria-hidden="true">'
-        f'<path class="area" d="M0,30L{curve}L100,30Z"/><path class="curve" d="M{curve}"/></svg>'
-    )

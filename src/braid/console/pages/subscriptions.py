@@ -101,6 +101,8 @@ def _cards(visit: Visit, path: str, peeks: Peeks) -> Html:
             cards += [_group_card(each, group) for group in detail.stats["groups"].values()]
     if cards:
         return join(cards)
+    if any(each in visit.view.topics and each not in visit.watch.details for each in topics):
+        return card("Subscriptions", empty("hourglass_empty", "Asking the brokers…"))
     name = short_name(path) if path else "orders"
     return card(
         "Subscriptions",

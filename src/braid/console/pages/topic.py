@@ -12,7 +12,7 @@ from braid.console.drawing.geometry import draw_braid
 from braid.console.drawing.strands import Window, panned, zoomed
 from braid.console.drawing.svg import write_svg
 from braid.console.html import Html, el, join
-from braid.console.numbers import bytes_rate_text, bytes_text, count_text, counted, percent_text, rate_text
+from braid.console.numbers import UNKNOWN, bytes_rate_text, bytes_text, count_text, counted, percent_text, rate_text
 from braid.console.pages import layout_actions
 from braid.console.pages.actions import on_acts
 from braid.console.pages.consequences import hashes
@@ -136,7 +136,7 @@ def figures(topic: TopicSeen | None, detail: TopicDetail | None) -> Html:
 
 def _backlog(topic: TopicSeen) -> Html:
     if topic.backlog is None:
-        return figure("Backlog", "–", "no subscription")
+        return figure("Backlog", UNKNOWN, "" if topic.subscriptions is None else "no subscription")
     return figure("Backlog", counted(topic.backlog, "record"), "slowest subscription")
 
 

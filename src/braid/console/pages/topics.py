@@ -170,7 +170,7 @@ def _subscriptions(topic: TopicSeen) -> str:
         return counted(topic.subscriptions, "subscription")
     # Brokers tell those of the segments that they serve.
     unserved = any(each.active and not each.owner for each in topic.segments)
-    return "not known" if unserved else "no subscription"
+    return "not known" if unserved or topic.subscriptions is None else "no subscription"
 
 
 def _create(visit: Visit) -> None:

@@ -70,6 +70,7 @@ class ClusterWatch:
         self.rest: Final = rest
         self.view = ClusterView()
         self.details: dict[str, TopicDetail] = {}
+        """Of the topics that an open page shows."""
         self.histories: dict[str, TopicHistory] = {}
         self.colours: dict[str, int] = {}
         """Of brokers, in the order in which they were seen."""
@@ -143,6 +144,7 @@ class ClusterWatch:
         else:
             self._wanted.pop(path, None)
             self._proposals.discard(path)
+            self.details.pop(path, None)  # Otherwise a page that does not ask for it would show old numbers.
 
     def propose(self, path: str) -> None:
         """Ask where the topic's load is and what auto-scaling would do with it; its owners then measure key hashes."""
@@ -400,7 +402,9 @@ class ClusterWatch:
         for path in wanted:
             began = time.monotonic()
             try:
-                self.details[path] = await self._detail(path)
+                detail = await self._detail(path)
+                if path in self._wanted:
+                    self.details[path] = detail
             except RestError as error:
                 if error.status == 404:
                     self.details.pop(path, None)
@@ -421,9 +425,7 @@ class ClusterWatch:
                 key_hashes = await self.rest.get(at + "/keyHashes")
         if self._limited:
             self._note_stats(path, stats)
-        return TopicDetail(
-            at=time.time(), layout=layout, stats=stats, replicas=replicas, proposal=proposal, key_hashes=key_hashes
-        )
+        return TopicDetail(layout=layout, stats=stats, replicas=replicas, proposal=proposal, key_hashes=key_hashes)
 
     def _note_stats(self, path: str, stats: Json) -> None:
         """Make rates of a topic's statistics, where the token may not see the cluster's metrics."""
@@ -483,6 +485,12 @@ class ClusterWatch:
         active = [each for each in segments if each.active]
         unserved = sum(not each.owner for each in active)
         not_served = [f"{unserved} of {counted(len(active), 'segment')} not served"] if unserved else []
+        subscriptions, backlog = numbers.get("subscriptions"), numbers.get("backlog")
+        if subscriptions is None and detail is not None:  # A token that sees no metrics may see this.
+            backlogs = [each["backlog"] for each in detail.stats["subscriptions"].values()]
+            subscriptions, backlog = len(backlogs), max(backlogs, default=None)
+        elif subscriptions is None and self._gauges:
+            subscriptions = 0
         return TopicSeen(
             path=path,
             topic_id=topic["topicId"],
@@ -497,8 +505,8 @@ class ClusterWatch:
             bytes_in_per_s=numbers.get("bytes_in_per_s"),
             records_out_per_s=numbers.get("records_out_per_s"),
             bytes_out_per_s=numbers.get("bytes_out_per_s"),
-            backlog=numbers.get("backlog"),
-            subscriptions=int(numbers["subscriptions"]) if "subscriptions" in numbers else None,
+            backlog=backlog,
+            subscriptions=int(subscriptions) if subscriptions is not None else None,
             ages_s=self._ages.get(path, {}),
         )
 

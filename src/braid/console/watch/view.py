@@ -51,6 +51,7 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
     backlog: float | None = None
     """Records that subscriptions have before them, of the one that has most."""
     subscriptions: int | None = None
+    """None: that is not known."""
     ages_s: dict[str, float] = {}
     """By subscription: how old the oldest record is that it has before it. Absent where the token sees no metrics."""
     alarms: tuple[str, ...] = ()
@@ -63,7 +64,6 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
 class TopicDetail(Struct, frozen=True, kw_only=True):
     """What only a topic's own calls tell, for topics that a page shows."""
 
-    at: float
     layout: Json
     stats: Json
     replicas: Json | None = None

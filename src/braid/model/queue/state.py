@@ -277,6 +277,8 @@ class QueueState:
 
     def leave(self, consumer: int, now: int) -> list[Returned]:
         """Return everything that a consumer has leased: it is gone, and says so."""
+        if not self._held[consumer]:
+            return []
         offsets = [offset for offset, lease in self._leased.items() if lease.consumer == consumer]
         return [self._return(each, self._leased[each].number, now, seen=True) for each in offsets]
 
@@ -298,8 +300,10 @@ class QueueState:
 
     def settle(self, start: int, end: int) -> None:
         """Settle messages, whatever they are now: their time is over, or retention has deleted them."""
-        known = (offset for found in (self._leased, self._waiting) for offset in found)
-        for offset in [each for each in known if start <= each < end]:
+        few: Iterable[int] = range(start, end)
+        if end - start > len(self._leased) + len(self._waiting):  # Retention deletes millions at a time, a TTL a few.
+            few = [each for found in (self._leased, self._waiting) for each in found if start <= each < end]
+        for offset in few:
             if (lease := self._leased.pop(offset, None)) is not None:
                 self._held[lease.consumer] -= 1
             self._stop_waiting(offset)

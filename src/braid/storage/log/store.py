@@ -174,7 +174,7 @@ class LogStore:
     # What the commit tells us.
 
     def on_written(self, group: CommitGroup) -> None:
-        """Raise the watermarks over the group; whoever waits for it follows them."""
+        """Raise the watermarks over the group: callers that wait for it go on."""
         end = group.headers[-1].next_offset
         self.written.advance(end)
         if group.synced and self._failure is None:

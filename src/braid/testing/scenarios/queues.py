@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from braid.broker.broker import Broker
-from braid.broker.queues.channel import QueueChannel
-from braid.broker.queues.segment_queue import QueueSettings, SegmentQueue
+from braid.broker.queues.channel import QueueChannel, QueueSettings
+from braid.broker.queues.segment_queue import SegmentQueue
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer

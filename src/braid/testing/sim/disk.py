@@ -5,7 +5,7 @@
 - An operation is a generator. It yields how long the disk now takes and goes on after that; it belongs to the disk, not
   to its caller, so a cancelled call still happens, as it does in a thread.
 - A crash lets each operation in flight take some more steps, or none, and then drops it. Whoever waits gets `Crashed`.
-- Names are changed through a journal for each folder (`names.py`): a change is visible at once and durable when its
+- Names are changed through a journal for each folder (`names.py`): a change is visible immediately and durable when its
   call returns, and then all changes before it in that folder are durable too. A crash keeps some first part of the
   rest. A process that is killed in between leaves a name that all can see and that a later crash may still take away.
 

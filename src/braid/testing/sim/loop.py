@@ -89,7 +89,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._frozen.setdefault(process, [])
 
     def thaw(self, process: Process) -> None:
-        """What it missed comes at once: first what was ready, in its order, then the timers that are due."""
+        """Run what it missed: first what was ready, in its order, then the timers that are due."""
         for handle in self._frozen.pop(process, ()):
             if handle.cancelled():
                 continue

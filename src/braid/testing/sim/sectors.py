@@ -1,6 +1,6 @@
 """One file as a page cache and a device see it: what a read returns, what a crash keeps.
 
-    content   what reads return: every write, at once
+    content   what reads return: every write, immediately
     durable   what the device surely holds
     dirty     the sectors of `content` that were written since a sync last stored them
 
