@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from collections.abc import Callable
 
@@ -89,3 +90,16 @@ def test_a_delayed_message_takes_at_most_200_bytes() -> None:
                     state.nack(offset, handed.lease, 10**15 + offset, seen=False)
 
     assert bytes_for_each(delay_each) <= 200
+
+
+def test_settling_messages_one_after_the_other_takes_no_longer_when_many_wait() -> None:
+    """Delayed messages of small batches may all become too old in the same moment."""
+    state, count = state_of(), 5_000
+    for handed in state.take(1, MANY, 0, MANY, 0, 1_000):
+        for offset in range(handed.start, handed.end):
+            state.nack(offset, handed.lease, 500, seen=False)
+    began = time.process_time()
+    for offset in range(count):
+        state.settle(offset, offset + 1)
+    assert time.process_time() - began < 2, "a look at each message that waits would take 10 s"
+    assert (state.waiting, state.settled.base) == (MANY - count, count)

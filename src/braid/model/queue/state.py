@@ -298,8 +298,10 @@ class QueueState:
 
     def settle(self, start: int, end: int) -> None:
         """Settle messages, whatever they are now: their time is over, or retention has deleted them."""
-        known = (offset for found in (self._leased, self._waiting) for offset in found)
-        for offset in [each for each in known if start <= each < end]:
+        known: Iterable[int] = range(start, end)
+        if end - start > len(self._leased) + len(self._waiting):
+            known = [each for found in (self._leased, self._waiting) for each in found if start <= each < end]
+        for offset in known:
             if (lease := self._leased.pop(offset, None)) is not None:
                 self._held[lease.consumer] -= 1
             self._stop_waiting(offset)
