@@ -30,6 +30,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -40,6 +41,8 @@ from braid.model.queue.settled import SettledOffsets
 
 SWEEP_ABOVE: Final = 64
 """Heaps are swept when they have more than so many entries, and most of them are over."""
+SHARED_PASTS: Final = 1_000
+"""So many different pasts are remembered for the next message that has the same one."""
 
 
 class Answer(Enum):
@@ -113,6 +116,10 @@ class _Past(NamedTuple):
 
     deliveries: int
     reason: str
+
+
+_shared_past: Final = lru_cache(maxsize=SHARED_PASTS)(_Past)
+"""Messages that failed equally often, and for the same reason, share what is known of that."""
 
 
 class _Waiting(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -462,7 +469,7 @@ class QueueState:
         if offset >= self._next:
             self._returned_end = max(self._returned_end, offset + 1)
         if deliveries or reason:
-            self._past[offset] = _Past(deliveries, reason)
+            self._past[offset] = _shared_past(deliveries, reason)
         self._like_new += offset not in self._past
         self._waiting[offset] = waiting = _Waiting(not_before, offset, lease)
         heapq.heappush(self._due, waiting)
