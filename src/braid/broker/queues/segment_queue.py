@@ -333,7 +333,7 @@ class SegmentQueue:
         stored, log, name = image.snapshot(), self._storage.log, self.subscription
         cursor = self._cursors.offset(name)
         found = []
-        if (stored.base, stored.settled) != (snapshot.base, snapshot.settled):
+        if stored.facts != snapshot.facts:
             found.append(f"the journal of the queue {name} does not have what its owner knows")
         if stored.end > log.end:
             found.append(f"the queue {name} knows of message {stored.end - 1}, and the log ends at {log.end}")

@@ -312,6 +312,7 @@ class SimulatedQueues:
         """Nothing is lost, and each dead letter is there once."""
         if not self.there:
             return
+        await self._audit()
         dead = await self._dead_letters()
         self._count("dead_letters", sum(dead.values()))
         self._count("stale_answers", self.checker.stale)
@@ -323,6 +324,16 @@ class SimulatedQueues:
         if not self._cluster.retention:
             for segment, end in self.pruned.items():
                 self.checker.check_whole(segment, range(end), dead)
+
+    async def _audit(self) -> None:
+        """An audit of queues that are sound finds nothing: journals, owners, logs and cursors agree."""
+        operator = self._cluster.operator
+
+        async def audit() -> None:
+            if findings := await operator.client.admin.check_queues(TOPIC):
+                raise PromiseBroken("audit", f"queues that are sound have findings: {findings}")
+
+        await operator.surely(audit)
 
     async def _dead_letters(self) -> Counter[tuple[int, int]]:
         dead: Counter[tuple[int, int]] = Counter()
