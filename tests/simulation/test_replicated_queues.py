@@ -368,6 +368,29 @@ async def test_an_ended_replicated_segment_takes_acks_after_its_owner_died(
         assert set(await remaining(client)) == set(range(30)) - acked
 
 
+@pytest.mark.parametrize("lags", [0, 1])
+async def test_what_the_owner_before_has_stored_is_not_all_that_is_known_of_an_ended_segment(
+    simulation: Simulation, lags: int
+) -> None:
+    """An ended log does not tell that it has had another owner since. Its queue's state in the store is of the owner
+    before, as long as the cursor has not moved."""
+    async with replicated(simulation) as (brokers, client):
+        await client.admin.split("orders", 0)
+        source = await served(brokers)
+        target = next(each for each in NAMES if each != source)
+        await brokers.move(0, target)
+        await complete(brokers)
+        lagging, comes = sorted({*NAMES} - {target})[lags], asyncio.Event()
+        delay_calls(brokers, lagging, QUEUE_BEGIN, QUEUE_APPEND, until_open=comes)
+        async with client.queue_consumer("orders", "work") as consumer:
+            acked = await ack(consumer, (await take(consumer, 30))[1:])
+        assert not await knows(brokers, lagging, acked)
+        brokers.kill(target)
+        await until(lambda: brokers.owner(0) not in ("", target), 600)
+        comes.set()
+        assert set(await remaining(client)) == set(range(30)) - acked
+
+
 async def test_a_follower_with_a_damaged_journal_gets_the_owners_checkpoint_and_counts_again(
     simulation: Simulation,
 ) -> None:
