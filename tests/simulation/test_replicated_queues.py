@@ -15,7 +15,7 @@ from braid.broker.peers.calls import Arguments
 from braid.broker.replicas.queue_copies import QUEUE_APPEND, QUEUE_BEGIN, QUEUE_READ
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
-from braid.model.errors import BraidError, Fenced
+from braid.model.errors import BraidError, Fenced, OutOfSequence
 from braid.model.message import QueueMessage
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import OwnershipState, ReplicaChange
@@ -233,7 +233,7 @@ async def test_a_promise_refuses_the_events_of_the_deposed_owner(
             await hold(*arguments)
 
         monkeypatch.setattr(copies, "_hold", slow)
-        late = {**about, "subscription": "work"}
+        late = {**about, "subscription": "work", "session": copies._sessions[segment.name, "work"][1]}
         waiting = asyncio.ensure_future(copies.append(late, encode(QueueEvents(((1, 2),)))))
         await asyncio.sleep(0.1)  # It has passed the first check, and waits for its message.
         read = await copies.read({**about, "epoch": segment.epoch + 1, "subscriptions": ["work"]})
@@ -248,6 +248,29 @@ async def test_a_promise_refuses_the_events_of_the_deposed_owner(
         image = await image_on(brokers, follower)
         assert image is not None
         assert 1 not in image.settled
+
+
+async def test_what_an_owner_has_given_up_and_comes_late_takes_nothing_back(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client):
+        owner = brokers.owner(0)
+        segment = brokers.running[owner].segments.get(PATH, 0)
+        follower = next(each for each in NAMES if each != owner)
+        copies = brokers.running[follower].segment_host.queue_copies
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "epoch": segment.epoch}
+        late = {**about, "subscription": "work", "session": copies._sessions[segment.name, "work"][1]}
+        checkpoint = encode(queue_at(brokers).snapshot())
+        delay_calls(brokers, follower, QUEUE_APPEND, until_open=asyncio.Event())
+        acked = await ack_some(client)
+        await until(lambda: knows(brokers, follower, acked))  # The owner has got no answer, and has sent a checkpoint.
+        with pytest.raises(OutOfSequence):
+            await copies.begin(late, checkpoint)
+        with pytest.raises(OutOfSequence):
+            await copies.append(late, encode(QueueEvents(((1, 2),))))
+        with pytest.raises(OutOfSequence):
+            await copies.keep({**late, "subscriptions": []})
+        image = await image_on(brokers, follower)
+        assert image is not None
+        assert {each for each in range(30) if each in image.settled} == acked
 
 
 @SHARED
