@@ -282,6 +282,16 @@ class QueueState:
             self._held[consumer] += 1
         return lost
 
+    def keep_all(self, consumer: int, holds: Iterable[tuple[int, int, int]], deadline: int) -> list[int]:
+        """Leave everything with a consumer that it names. It may name a message under two leases: that of an answer
+        that was lost, and that of the next delivery. Such a message is lost to it only if neither counts."""
+        lost, kept = set[int](), set[int]()
+        for start, end, lease in holds:
+            gone = self.keep(consumer, start, end, lease, deadline)
+            lost.update(gone)
+            kept.update({*range(start, end)}.difference(gone))
+        return sorted(lost - kept)
+
     def leave(self, consumer: int, now: int) -> list[Returned]:
         """Return everything that a consumer has leased: it is gone, and says so."""
         offsets = [offset for offset, lease in self._leased.items() if lease.consumer == consumer]
