@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from braid.broker.broker import Broker
 from braid.broker.queues.channel import QueueChannel
 from braid.broker.queues.segment_queue import QueueSettings, SegmentQueue
+from braid.broker.replicas.queue_copies import QUEUE_APPEND, QUEUE_BEGIN
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
@@ -54,7 +55,7 @@ LOGS: Final = "/data/wal"
 ACK_TIMEOUT_S: Final = (0.3, 1.0, 3.0, 10.0)
 MAX_DELIVERIES: Final = (0, 0, 1, 2, 5)
 
-Work = Callable[[], Awaitable[None]]
+Handler = Callable[..., Awaitable[Any]]
 
 
 class SimulatedQueues:
@@ -293,6 +294,22 @@ class SimulatedQueues:
                 return max(last, decode(Frontier, entry.value).next_offset if entry is not None else 0)
 
             self._journals.look(machine.disk, machine.id, place, end, known)
+
+    def watch_copies(self, machine: BrokerMachine, broker: Broker) -> None:
+        """Look at the disk of a follower whenever its journal has taken something: for a moment, it may be ahead of its
+        log."""
+        if not self.there:
+            return
+        handlers = broker.front_door.peer_calls._handlers
+        for call in (QUEUE_BEGIN, QUEUE_APPEND):
+            handler, shielded = handlers[call]
+            handlers[call] = partial(self._watched, handler, machine, broker), shielded
+
+    async def _watched(self, handler: Handler, machine: BrokerMachine, broker: Broker, *arguments: Any) -> Any:
+        answer = await handler(*arguments)
+        if machine.broker is broker:
+            self._checked(lambda: self.look(machine))
+        return answer
 
     def on_transaction(self, operations: Sequence[Operation]) -> None:
         """Look at each cursor that is stored."""
