@@ -273,6 +273,27 @@ async def test_what_an_owner_has_given_up_and_comes_late_takes_nothing_back(simu
         assert {each for each in range(30) if each in image.settled} == acked
 
 
+async def test_a_follower_that_has_lost_its_disk_takes_no_events_before_its_copy_is_begun(
+    simulation: Simulation,
+) -> None:
+    """Its owner may not have noticed yet, and would count it as a member."""
+    async with replicated(simulation, messages=0) as (brokers, _):
+        owner = brokers.owner(0)
+        segment = brokers.running[owner].segments.get(PATH, 0)
+        follower = next(each for each in NAMES if each != owner)
+        brokers.kill(follower)
+        brokers.lose_disk(follower)
+        brokers.network.cut(owner, follower)
+        await brokers.start(follower)
+        copies = brokers.running[follower].segment_host.queue_copies
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "epoch": segment.epoch}
+        checkpoint = {**about, "subscription": "work", "session": 1_000}
+        with pytest.raises(OutOfSequence, match="in no session of epoch 1"):
+            await copies.begin(checkpoint, encode(queue_at(brokers).snapshot()))
+        brokers.network.heal(follower)
+        await complete(brokers)
+
+
 @SHARED
 async def test_two_replicas_without_the_third_still_know_everything(simulation: Simulation, shared: bool) -> None:
     async with replicated(simulation, shared=shared) as (brokers, client):

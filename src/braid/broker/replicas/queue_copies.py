@@ -55,6 +55,7 @@ class QueueCopies:
         # Held: a broker that is about to own the segment must be the only one that writes into the folder.
         async with self._copies.held(name, arguments["topic_id"], epoch) as storage:
             journal = await self._journal(storage, name, subscription)
+            self._copies.check_followed(name, epoch)
             session = _session(arguments, epoch)
             if session < self._sessions.get((name, subscription), session):
                 raise OutOfSequence(f"a later session of the queue {subscription} of {name} has begun here")
