@@ -62,6 +62,7 @@ async def planted(brokers: Brokers, **changes: Any) -> AsyncIterator[None]:
             ],
         ),
         ({"settled": ()}, ["the journal of the queue work does not have what its owner knows"]),
+        ({"returned": ()}, ["the journal of the queue work does not have what its owner knows"]),
         (
             {"base": 3},
             [
@@ -70,7 +71,7 @@ async def planted(brokers: Brokers, **changes: Any) -> AsyncIterator[None]:
             ],
         ),
     ],
-    ids=["ack of no message", "forgotten ack", "cursor ahead"],
+    ids=["ack of no message", "forgotten ack", "forgotten delivery", "cursor ahead"],
 )
 async def test_a_journal_that_disagrees_is_found(
     simulation: Simulation, changes: dict[str, Any], findings: list[str]

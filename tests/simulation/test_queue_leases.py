@@ -8,6 +8,7 @@ import asyncio
 import pytest
 
 from braid.model.errors import AckStale
+from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers
 from tests.kits.queues import (
@@ -54,6 +55,29 @@ async def test_an_extension_outlives_its_channel(simulation: Simulation, event: 
         assert await other.receive(timeout=60) is None, "it is leased for ten minutes"
         await worker.ack(message)
         assert queue_at(brokers).counts().ready == 0
+
+
+async def test_a_message_that_came_back_stays_though_the_answer_before_it_goes_again(simulation: Simulation) -> None:
+    """The consumer names the message under two leases: that of its answer, and that of the next delivery."""
+    async with (
+        queue_of(simulation, messages=1, ack_timeout_ms=600_000) as (brokers, _),
+        program(brokers, "worker") as worker_client,
+        worker_client.queue_consumer("orders", "work", name="worker") as worker,
+    ):
+        (message,) = await take(worker, 1)
+        feed, link = worker._feeds[0], worker._feeds[0]._link
+        brokers.disks["a"].faults = DiskFaults(sync_s=(5.0, 5.0))
+        returning = asyncio.ensure_future(worker.nack(message, reason="not now"))
+        await until(lambda: worker._buffer)  # It is here again before the disk has the answer.
+        brokers.network.reset("worker", "a")
+        await until(lambda: feed._link not in (None, link))
+        again = await worker.receive(timeout=30)
+        assert again is not None
+        assert (again.redelivery_count, again.failure) == (1, "not now")
+        with pytest.raises(AckStale):
+            await returning
+        await worker.ack(again)
+        assert queue_at(brokers).counts().leased == 0
 
 
 # Consumers that come back later than others.

@@ -15,7 +15,7 @@ from braid.broker.peers.calls import Arguments
 from braid.broker.replicas.queue_copies import QUEUE_APPEND, QUEUE_BEGIN, QUEUE_READ
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
-from braid.model.errors import BraidError, Fenced
+from braid.model.errors import BraidError, Fenced, OutOfSequence
 from braid.model.message import QueueMessage
 from braid.model.names import SegmentName, TopicName
 from braid.model.ownership import OwnershipState, ReplicaChange
@@ -233,7 +233,7 @@ async def test_a_promise_refuses_the_events_of_the_deposed_owner(
             await hold(*arguments)
 
         monkeypatch.setattr(copies, "_hold", slow)
-        late = {**about, "subscription": "work"}
+        late = {**about, "subscription": "work", "session": copies._sessions[segment.name, "work"][1]}
         waiting = asyncio.ensure_future(copies.append(late, encode(QueueEvents(((1, 2),)))))
         await asyncio.sleep(0.1)  # It has passed the first check, and waits for its message.
         read = await copies.read({**about, "epoch": segment.epoch + 1, "subscriptions": ["work"]})
@@ -248,6 +248,50 @@ async def test_a_promise_refuses_the_events_of_the_deposed_owner(
         image = await image_on(brokers, follower)
         assert image is not None
         assert 1 not in image.settled
+
+
+async def test_what_an_owner_has_given_up_and_comes_late_takes_nothing_back(simulation: Simulation) -> None:
+    async with replicated(simulation) as (brokers, client):
+        owner = brokers.owner(0)
+        segment = brokers.running[owner].segments.get(PATH, 0)
+        follower = next(each for each in NAMES if each != owner)
+        copies = brokers.running[follower].segment_host.queue_copies
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "epoch": segment.epoch}
+        late = {**about, "subscription": "work", "session": copies._sessions[segment.name, "work"][1]}
+        checkpoint = encode(queue_at(brokers).snapshot())
+        delay_calls(brokers, follower, QUEUE_APPEND, until_open=asyncio.Event())
+        acked = await ack_some(client)
+        await until(lambda: knows(brokers, follower, acked))  # The owner has got no answer, and has sent a checkpoint.
+        with pytest.raises(OutOfSequence):
+            await copies.begin(late, checkpoint)
+        with pytest.raises(OutOfSequence):
+            await copies.append(late, encode(QueueEvents(((1, 2),))))
+        with pytest.raises(OutOfSequence):
+            await copies.keep({**late, "subscriptions": []})
+        image = await image_on(brokers, follower)
+        assert image is not None
+        assert {each for each in range(30) if each in image.settled} == acked
+
+
+async def test_a_follower_that_has_lost_its_disk_takes_no_events_before_its_copy_is_begun(
+    simulation: Simulation,
+) -> None:
+    """Its owner may not have noticed yet, and would count it as a member."""
+    async with replicated(simulation, messages=0) as (brokers, _):
+        owner = brokers.owner(0)
+        segment = brokers.running[owner].segments.get(PATH, 0)
+        follower = next(each for each in NAMES if each != owner)
+        brokers.kill(follower)
+        brokers.lose_disk(follower)
+        brokers.network.cut(owner, follower)
+        await brokers.start(follower)
+        copies = brokers.running[follower].segment_host.queue_copies
+        about = {"segment": str(segment.name), "topic_id": segment.topic_id, "epoch": segment.epoch}
+        checkpoint = {**about, "subscription": "work", "session": 1_000}
+        with pytest.raises(OutOfSequence, match="in no session of epoch 1"):
+            await copies.begin(checkpoint, encode(queue_at(brokers).snapshot()))
+        brokers.network.heal(follower)
+        await complete(brokers)
 
 
 @SHARED
@@ -365,6 +409,29 @@ async def test_an_ended_replicated_segment_takes_acks_after_its_owner_died(
         brokers.kill(brokers.owner(0))
         await brokers.start(owner)
         await until(lambda: brokers.owner(0), 600)
+        assert set(await remaining(client)) == set(range(30)) - acked
+
+
+@pytest.mark.parametrize("lags", [0, 1])
+async def test_what_the_owner_before_has_stored_is_not_all_that_is_known_of_an_ended_segment(
+    simulation: Simulation, lags: int
+) -> None:
+    """An ended log does not tell that it has had another owner since. Its queue's state in the store is of the owner
+    before, as long as the cursor has not moved."""
+    async with replicated(simulation) as (brokers, client):
+        await client.admin.split("orders", 0)
+        source = await served(brokers)
+        target = next(each for each in NAMES if each != source)
+        await brokers.move(0, target)
+        await complete(brokers)
+        lagging, comes = sorted({*NAMES} - {target})[lags], asyncio.Event()
+        delay_calls(brokers, lagging, QUEUE_BEGIN, QUEUE_APPEND, until_open=comes)
+        async with client.queue_consumer("orders", "work") as consumer:
+            acked = await ack(consumer, (await take(consumer, 30))[1:])
+        assert not await knows(brokers, lagging, acked)
+        brokers.kill(target)
+        await until(lambda: brokers.owner(0) not in ("", target), 600)
+        comes.set()
         assert set(await remaining(client)) == set(range(30)) - acked
 
 

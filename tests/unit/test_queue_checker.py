@@ -96,6 +96,32 @@ def test_lease_lasts_until_its_time_is_over() -> None:
         hand(watch, 1, FIRST_LEASE + 2, deliveries=1)
 
 
+def test_no_more_deliveries_count_than_programs_may_have_seen() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0)
+    watch.answering([(0, FIRST_LEASE, False)], [])
+    watch.refused()
+    watch.answered()
+    give_back(watch, 0, 2, now=100)
+    hand(watch, 0, FIRST_LEASE + 1, deliveries=1)
+    watch.answering([(0, FIRST_LEASE + 1, False)], [])
+    watch.answered()
+    with pytest.raises(PromiseBroken, match="as delivered 2 times, and 1 count"):
+        hand(watch, 0, FIRST_LEASE + 2, deliveries=2)
+    hand(watch, 0, FIRST_LEASE + 2, deliveries=1)
+
+
+def test_deliveries_of_an_earlier_place_count_if_they_are_kept() -> None:
+    watch = watched(QueueChecker())
+    hand(watch, 0)
+    give_back(watch, 0, 2, now=100)
+    watch.reset(QueueSnapshot(2, 0, (), (Returned(Offset(0), 1, 0),)), sought=True)
+    hand(watch, 0, FIRST_LEASE + 1, deliveries=1)
+    watch.reset(QueueSnapshot(3, 0), sought=True)
+    with pytest.raises(PromiseBroken, match="as delivered 1 times, and 0 count"):
+        hand(watch, 0, FIRST_LEASE + 2, deliveries=1)
+
+
 def test_consumer_may_return_a_message_or_keep_it_longer() -> None:
     watch = watched(QueueChecker())
     hand(watch, 0, until=100)

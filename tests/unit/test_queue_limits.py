@@ -6,8 +6,10 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from braid.model.queue.settled import SettledOffsets
-from braid.model.queue.state import QueueLimits, QueueState
+from braid.model.queue.state import DEFAULT_LIMITS, QueueLimits, QueueState
 
 END = 100
 
@@ -83,15 +85,15 @@ def test_a_message_that_grows_too_old_is_not_looked_for_among_all_that_wait() ->
 MANY = 50_000
 
 
-def bytes_for_each(fill: Callable[[QueueState], None]) -> float:
-    """Return the memory that a state takes for each of `MANY` messages."""
+def bytes_for_each(fill: Callable[[QueueState], None], count: int = MANY) -> float:
+    """Return the memory that a state takes for each of so many messages."""
     tracemalloc.start()
     try:
         state = state_of()
         before = tracemalloc.get_traced_memory()[0]
         fill(state)
-        assert state.leased + state.waiting == MANY
-        return (tracemalloc.get_traced_memory()[0] - before) / MANY
+        assert state.leased + state.waiting == count
+        return (tracemalloc.get_traced_memory()[0] - before) / count
     finally:
         tracemalloc.stop()
 
@@ -114,3 +116,16 @@ def test_a_delayed_message_takes_at_most_200_bytes() -> None:
                     state.nack(offset, handed.lease, 10**15 + offset, seen=False)
 
     assert bytes_for_each(delay_each) <= 200
+
+
+@pytest.mark.parametrize("reason", ["", "the database is away"])
+def test_a_message_that_came_back_takes_at_most_200_bytes_at_the_limit(reason: str) -> None:
+    count = DEFAULT_LIMITS.waiting
+
+    def fail_each(state: QueueState) -> None:
+        while not state.blocked:
+            for handed in state.take(1, 10, 0, MANY, 10**14, 10**15):
+                for offset in range(handed.start, handed.end):
+                    state.nack(offset, handed.lease, 10**15 + offset, reason=reason)
+
+    assert bytes_for_each(fail_each, count) <= 200

@@ -50,9 +50,8 @@ async def gather(
         # The cursors have new placements, and the log is about to be cut: no journal may tell of what is lost (I8).
         of_now = {each for each in cursors if (image := own.get(each)) and image.placement == cursors[each].placement}
         await remove_others(disk, folder, of_now | damage.keys())
-    last = record.elected.epoch if record.elected is not None else record.epoch - 1
     doubtful = cursors if record.elected is not None else damage
-    wanted = [each for each in doubtful if not _is_whole(cursors[each], last)]
+    wanted = [each for each in doubtful if not _is_whole(cursors[each], record.epoch - 1)]
     answers = await all_of(_answer(ask, broker, wanted) for broker in record.replicas if broker != here and wanted)
     if wanted and not record.accept_loss:
         if damage and not record.replicas:
@@ -114,10 +113,10 @@ async def _queue_cursors(store: Store, name: SegmentName) -> dict[str, Cursor]:
     return found
 
 
-def _is_whole(cursor: Cursor, elected: int) -> bool:
-    """Tell whether the state beside the cursor is that of the last owner: the one that wrote the elected copy's last
-    batch has handed the segment over."""
-    return bool(cursor.state) and unpack_state(cursor.state).epoch >= elected
+def _is_whole(cursor: Cursor, last: int) -> bool:
+    """Tell whether the state beside the cursor is that of the `last` epoch: its owner has handed the segment over. The
+    log does not tell who was the last owner: nobody writes into a log that has ended."""
+    return bool(cursor.state) and unpack_state(cursor.state).epoch >= last
 
 
 async def _answer(ask: Ask, broker: str, subscriptions: list[str]) -> Mapping[str, Any] | None:

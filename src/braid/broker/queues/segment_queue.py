@@ -174,14 +174,11 @@ class SegmentQueue:
         self, channel: QueueChannel, settings: QueueSettings, holds: Sequence[tuple[int, int, int]] = ()
     ) -> list[int]:
         """Begin to hand out messages on a channel, later: the reply to its opening goes first. Its consumer `holds`
-        messages of this placement already; return those that are not its own any more."""
+        messages of this placement already, some under several leases; return those that are not its own any more."""
         self._check_open()
         self._check_ranges([(start, stop) for start, stop, _ in holds])
         self._settings = settings
-        lost = list[int]()
-        deadline = self._deadline(self._now())
-        for start, stop, lease in holds:
-            lost += self._state.keep(channel.key, start, stop, lease, deadline)
+        lost = self._state.keep_all(channel.key, holds, self._deadline(self._now()))
         self._channels[channel.key] = channel
         self._turns.append(channel.key)
         self._loop.call_soon(self.pump)
@@ -357,7 +354,7 @@ class SegmentQueue:
         stored, log, name = image.snapshot(), self._storage.log, self.subscription
         cursor = self._cursors.offset(name)
         found = []
-        if (stored.base, stored.settled) != (snapshot.base, snapshot.settled):
+        if stored.facts != snapshot.facts:
             found.append(f"the journal of the queue {name} does not have what its owner knows")
         if stored.end > log.end:
             found.append(f"the queue {name} knows of message {stored.end - 1}, and the log ends at {log.end}")

@@ -276,6 +276,12 @@ class ReplicaCopies:
         if record.owner == self._context.broker_id and record.is_owned:
             raise NotServing(f"broker {self._context.broker_id} owns {name}, and is to open it")
 
+    def check_followed(self, name: SegmentName, epoch: Epoch) -> None:
+        """Raise if this owner does not stream to the copy: the disk may be another one than the owner counts."""
+        copy = self._open.get(name)
+        if copy is None or copy.session is None or copy.session[0] != epoch:
+            raise OutOfSequence(f"the copy of {name} is in no session of epoch {epoch}; begin anew")
+
     def _in_session(self, name: SegmentName, epoch: Epoch, session: int) -> _Copy:
         copy = self._open.get(name)
         if copy is None or copy.session != (epoch, session):

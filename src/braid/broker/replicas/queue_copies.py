@@ -2,7 +2,8 @@
 
 The owner sends events as they happen, and a checkpoint first. A journal holds no event of a message that this broker's
 copy of the log does not hold (I8): the event waits for the message. Events of an owner that is deposed are refused, as
-its batches are.
+its batches are. So is what comes late: an owner that got no answer begins another *session*, with a checkpoint. A
+checkpoint of an earlier session would make the journal forget what this broker has confirmed since (I9).
 
 Journals are opened with the copy of the segment, and closed with it. A broker that becomes the owner opens them again.
 """
@@ -34,6 +35,8 @@ class QueueCopies:
     def __init__(self, copies: ReplicaCopies) -> None:
         self._copies = copies
         self._journals: dict[tuple[SegmentName, str], QueueJournal] = {}
+        self._sessions: dict[tuple[SegmentName, str], tuple[Epoch, int]] = {}
+        """Of these: the owner's epoch and the number of the session that has begun last."""
         copies.on_release = self._release
 
     def answer(self, calls: PeerCalls) -> None:
@@ -52,6 +55,11 @@ class QueueCopies:
         # Held: a broker that is about to own the segment must be the only one that writes into the folder.
         async with self._copies.held(name, arguments["topic_id"], epoch) as storage:
             journal = await self._journal(storage, name, subscription)
+            self._copies.check_followed(name, epoch)
+            session = _session(arguments, epoch)
+            if session < self._sessions.get((name, subscription), session):
+                raise OutOfSequence(f"a later session of the queue {subscription} of {name} has begun here")
+            self._sessions[name, subscription] = session
             number = journal.begin_anew(snapshot)
         await journal.durable.reached(number)
 
@@ -62,7 +70,7 @@ class QueueCopies:
         storage = await self._copies.opened(name, arguments["topic_id"], epoch)
         await self._hold(storage, events.end, name)
         journal = self._journals.get((name, subscription))
-        if journal is None:
+        if journal is None or self._sessions.get((name, subscription)) != _session(arguments, epoch):
             raise OutOfSequence(f"the queue {subscription} of {name} is not open here; begin anew")
         _check_epoch(storage, epoch, name)  # Nothing is awaited between this and the journal.
         await journal.durable.reached(journal.append(events))
@@ -87,7 +95,11 @@ class QueueCopies:
         subscriptions = {check_name("subscription", each) for each in arguments["subscriptions"]}
         async with self._copies.held(name, arguments["topic_id"], epoch) as storage:
             _check_epoch(storage, epoch, name)
+            session = _session(arguments, epoch)
+            if any(session < begun for (segment, _), begun in self._sessions.items() if segment == name):
+                raise OutOfSequence(f"a later session of the queues of {name} has begun here")
             for key in [each for each in self._journals if each[0] == name and each[1] not in subscriptions]:
+                self._sessions.pop(key, None)
                 await self._journals.pop(key).abandon()
             await remove_others(storage.disk, storage.folder, subscriptions)
 
@@ -114,6 +126,7 @@ class QueueCopies:
     async def _release(self, name: SegmentName) -> None:
         """Close the journals of a segment: its copy is closed, or they are read from the disk."""
         for key in [each for each in self._journals if each[0] == name]:
+            self._sessions.pop(key, None)
             await self._journals.pop(key).close()
 
 
@@ -128,3 +141,8 @@ def _about(arguments: Arguments) -> tuple[SegmentName, str, Epoch]:
         raise RecordUnreadable("a queue has no name")
     name = SegmentName.parse(arguments["segment"])
     return name, check_name("subscription", subscription), Epoch(arguments["epoch"])
+
+
+def _session(arguments: Arguments, epoch: Epoch) -> tuple[Epoch, int]:
+    """Return the session of a request. Owners of an earlier version do not number theirs."""
+    return epoch, arguments.get("session", 0)

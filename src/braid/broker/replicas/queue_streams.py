@@ -5,8 +5,9 @@ What comes while a request is under way goes together in the next one. A followe
 checkpoint instead. Each answer says that the follower's disk has it, and the queue counts that
 (`SegmentQueue.on_held`).
 
-After a failure the follower counts no more, and is sent a checkpoint again. There is nothing to compare before: the
-owner knows everything that a follower may know, because the vote that made it owner has asked (queues/evidence.py).
+After a failure the follower counts no more, and is sent a checkpoint again, in another session: what the owner has
+given up may still come, and is refused. There is nothing to compare before: the owner knows everything that a follower
+may know, because the vote that made it owner has asked (queues/evidence.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from braid.broker.queues.segment_queue import SegmentQueue
@@ -37,12 +38,21 @@ class QueueStream:
     """To one follower. One task sends (`run`)."""
 
     def __init__(
-        self, follower: str, queues: SegmentQueues, about: dict[str, Any], call: Call, on_held: Callable[[], None]
+        self,
+        follower: str,
+        queues: SegmentQueues,
+        about: dict[str, Any],
+        call: Call,
+        on_held: Callable[[], None],
+        sessions: Iterator[int],
     ) -> None:
+        """`sessions` are the numbers of all sessions of this ownership, rising: what comes late is refused by them."""
         self.follower: Final = follower
         self._queues = queues
         self._about = about
         self._call = call
+        self._sessions = sessions
+        self._session = 0
         self._on_held = on_held
         self._waiting: dict[str, list[tuple[int, QueueEvents]] | None] = {}
         """By subscription: numbers and events that were not sent; None: a checkpoint is to be sent."""
@@ -73,6 +83,7 @@ class QueueStream:
         pause_s = FIRST_PAUSE_S
         try:
             while True:
+                self._session = next(self._sessions)
                 self._waiting = {queue.subscription: None for queue in self._queues.all()}
                 self._is_tidy = False
                 self._more.set()
@@ -100,7 +111,7 @@ class QueueStream:
                 self._held.pop(subscription, None)
                 self._is_tidy = False
                 continue
-            about = {**self._about, "subscription": subscription}
+            about = {**self._about, "subscription": subscription, "session": self._session}
             if waiting is None:
                 number, data = queue.last_number, encode(queue.snapshot())
                 await self._call(self.follower, QUEUE_BEGIN, about, payload=[data], timeout_s=ANSWER_S)
@@ -113,7 +124,7 @@ class QueueStream:
             queue.on_held(self.follower, number)
             self._on_held()
         if self._queues.loaded and not self._is_tidy:
-            about = {**self._about, "subscriptions": sorted(self._queues.names)}
+            about = {**self._about, "subscriptions": sorted(self._queues.names), "session": self._session}
             await self._call(self.follower, QUEUE_KEEP, about, timeout_s=ANSWER_S)
             self._is_tidy = True
 

@@ -268,7 +268,7 @@ class Replication:
         if queues is None or not queues.all() or self._stopped:
             return
         for follower in sorted(self._streams.keys() - self._queue_streams.keys()):
-            stream = QueueStream(follower, queues, self._about_queues, self._calls.call, self._count)
+            stream = QueueStream(follower, queues, self._about_queues, self._calls.call, self._count, self._sessions)
             key = f"events {follower}"
             if key not in self._tasks:
                 self._queue_streams[follower] = stream

@@ -97,6 +97,11 @@ class QueueSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def end(self) -> int:
         return max(self.base, QueueEvents(self.settled, self.returned).end)
 
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """What a journal and its owner agree in. Of several times and reasons they may keep different ones."""
+        return self.base, self.settled, {each.offset: each.deliveries for each in self.returned}
+
 
 class QueueImage:
     """What is known of one queue under one placement."""

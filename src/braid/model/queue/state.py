@@ -30,6 +30,7 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -40,6 +41,8 @@ from braid.model.queue.settled import SettledOffsets
 
 SWEEP_ABOVE: Final = 64
 """Heaps are swept when they have more than so many entries, and most of them are over."""
+SHARED_PASTS: Final = 1_000
+"""So many different pasts are remembered for the next message that has the same one."""
 
 
 class Answer(Enum):
@@ -113,6 +116,10 @@ class _Past(NamedTuple):
 
     deliveries: int
     reason: str
+
+
+_shared_past: Final = lru_cache(maxsize=SHARED_PASTS)(_Past)
+"""Messages that failed equally often, and for the same reason, share what is known of that."""
 
 
 class _Waiting(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -275,6 +282,16 @@ class QueueState:
             self._held[consumer] += 1
         return lost
 
+    def keep_all(self, consumer: int, holds: Iterable[tuple[int, int, int]], deadline: int) -> list[int]:
+        """Leave everything with a consumer that it names. It may name a message under two leases: that of an answer
+        that was lost, and that of the next delivery. Such a message is lost to it only if neither counts."""
+        lost, kept = set[int](), set[int]()
+        for start, end, lease in holds:
+            gone = self.keep(consumer, start, end, lease, deadline)
+            lost.update(gone)
+            kept.update({*range(start, end)}.difference(gone))
+        return sorted(lost - kept)
+
     def leave(self, consumer: int, now: int) -> list[Returned]:
         """Return everything that a consumer has leased: it is gone, and says so."""
         if not self._held[consumer]:
@@ -300,10 +317,10 @@ class QueueState:
 
     def settle(self, start: int, end: int) -> None:
         """Settle messages, whatever they are now: their time is over, or retention has deleted them."""
-        few: Iterable[int] = range(start, end)
-        if end - start > len(self._leased) + len(self._waiting):  # Retention deletes millions at a time, a TTL a few.
-            few = [each for found in (self._leased, self._waiting) for each in found if start <= each < end]
-        for offset in few:
+        known: Iterable[int] = range(start, end)
+        if end - start > len(self._leased) + len(self._waiting):
+            known = [each for found in (self._leased, self._waiting) for each in found if start <= each < end]
+        for offset in known:
             if (lease := self._leased.pop(offset, None)) is not None:
                 self._held[lease.consumer] -= 1
             self._stop_waiting(offset)
@@ -464,7 +481,7 @@ class QueueState:
         if offset >= self._next:
             self._returned_end = max(self._returned_end, offset + 1)
         if deliveries or reason:
-            self._past[offset] = _Past(deliveries, reason)
+            self._past[offset] = _shared_past(deliveries, reason)
         self._like_new += offset not in self._past
         self._waiting[offset] = waiting = _Waiting(not_before, offset, lease)
         heapq.heappush(self._due, waiting)

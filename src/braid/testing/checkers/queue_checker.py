@@ -52,6 +52,9 @@ class Placement:
         self.confirmed: set[int] = set()
         self.deliveries: dict[int, int] = {}
         """Of messages that came back: how many are confirmed."""
+        self.counting: dict[int, int] = {}
+        """By offset: how many deliveries may count, which are all but those that no program has seen. A message that a
+        consumer keeps may count once more: an earlier owner, or its last channel, has had an answer already."""
         self.acked: dict[int, set[int]] = defaultdict(set)
         """By offset: the leases under which programs have acked it."""
         self.handed: dict[int, int] = {}
@@ -157,18 +160,25 @@ class QueueWatch:
                 if run.deliveries < placement.deliveries.get(offset, 0):
                     stored = placement.deliveries[offset]
                     raise PromiseBroken("counts", f"{what} as delivered {run.deliveries} times, {stored} are stored")
+                if run.deliveries > (counting := placement.counting.get(offset, 0)):
+                    raise PromiseBroken("counts", f"{what} as delivered {run.deliveries} times, and {counting} count")
+                placement.counting[offset] = counting + 1
                 placement.handed[offset] = max(run.lease, placement.handed.get(offset, 0))
                 self._leases[offset] = _Lease(run.lease, consumer, deadline_us)
 
     def kept(self, holds: Iterable[tuple[int, int, int]], lost: Collection[int], consumer: int, until_us: int) -> None:
-        """Hear that a consumer is back with messages, and that all but the `lost` ones stay with it."""
+        """Hear that a consumer is back with messages, and that all but the `lost` ones stay with it, each under the
+        highest lease that it names."""
+        named = dict[int, int]()
         for start, end, number in holds:
-            for offset in set(range(start, end)).difference(lost):
-                known = self._leases.get(offset)
-                if known is not None and known.number > number:
-                    raise PromiseBroken("leases", f"{self._about(offset)} stays under lease {number}, beside {known}")
-                deadline_us = max(until_us, known.deadline_us) if known is not None else until_us
-                self._leases[offset] = _Lease(number, consumer, deadline_us)
+            named.update((offset, max(number, named.get(offset, 0))) for offset in range(start, end))
+        for offset in named.keys() - set(lost):
+            known, number = self._leases.get(offset), named[offset]
+            if known is not None and known.number > number:
+                raise PromiseBroken("leases", f"{self._about(offset)} stays under lease {number}, beside {known}")
+            self.placement.counting[offset] = self.placement.counting.get(offset, 0) + 1
+            deadline_us = max(until_us, known.deadline_us) if known is not None else until_us
+            self._leases[offset] = _Lease(number, consumer, deadline_us)
 
     def answering(self, nacks: Iterable[tuple[int, int, bool]], extensions: Iterable[tuple[int, int, int]]) -> None:
         """Hear what a consumer says before the queue does: offsets and leases of nacks, and whether a program has seen
@@ -193,8 +203,11 @@ class QueueWatch:
     def refused(self) -> None:
         """Hear that nothing of the answer counts."""
         self._leases |= self._unseen
+        self._unseen = {}
 
     def answered(self) -> None:
+        for offset in self._unseen:
+            self.placement.counting[offset] -= 1
         self._answered = set()
         self._unseen = {}
 
@@ -229,6 +242,7 @@ class QueueChecker:
         if last is None or snapshot.placement > last.number:
             before, last = last, Placement(snapshot.placement, snapshot.base, sought=sought or last is None)
             self._placements[segment].append(last)
+            last.counting = {each.offset: each.deliveries for each in snapshot.returned}
             if before is not None:
                 last.kept = {offset for first, stop in snapshot.settled for offset in range(first, stop)} & before.taken
                 last.taken |= last.kept

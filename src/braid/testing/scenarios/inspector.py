@@ -104,6 +104,7 @@ class Inspector:
         broker.segments.on_open.append(lambda _: self._look_now(machine))
         self._follow_groups(broker)
         self.transitions.follow(broker)
+        self._cluster.queues.watch_copies(machine, broker)
         self._cluster.replicas.delay_answers(broker)
         machine.last_disk = None
         self.look(machine)

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from braid.broker.broker import Broker
 from braid.broker.queues.channel import QueueChannel, QueueSettings
 from braid.broker.queues.segment_queue import SegmentQueue
+from braid.broker.replicas.queue_copies import QUEUE_APPEND, QUEUE_BEGIN
 from braid.broker.segments.owned_segment import OwnedSegment
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
@@ -54,7 +55,7 @@ LOGS: Final = "/data/wal"
 ACK_TIMEOUT_S: Final = (0.3, 1.0, 3.0, 10.0)
 MAX_DELIVERIES: Final = (0, 0, 1, 2, 5)
 
-Work = Callable[[], Awaitable[None]]
+Handler = Callable[..., Awaitable[Any]]
 
 
 class SimulatedQueues:
@@ -294,6 +295,22 @@ class SimulatedQueues:
 
             self._journals.look(machine.disk, machine.id, place, end, known)
 
+    def watch_copies(self, machine: BrokerMachine, broker: Broker) -> None:
+        """Look at the disk of a follower whenever its journal has taken something: for a moment, it may be ahead of its
+        log."""
+        if not self.there:
+            return
+        handlers = broker.front_door.peer_calls._handlers
+        for call in (QUEUE_BEGIN, QUEUE_APPEND):
+            handler, shielded = handlers[call]
+            handlers[call] = partial(self._watched, handler, machine, broker), shielded
+
+    async def _watched(self, handler: Handler, machine: BrokerMachine, broker: Broker, *arguments: Any) -> Any:
+        answer = await handler(*arguments)
+        if machine.broker is broker:
+            self._checked(lambda: self.look(machine))
+        return answer
+
     def on_transaction(self, operations: Sequence[Operation]) -> None:
         """Look at each cursor that is stored."""
         if not self.there:
@@ -312,6 +329,7 @@ class SimulatedQueues:
         """Nothing is lost, and each dead letter is there once."""
         if not self.there:
             return
+        await self._audit()
         dead = await self._dead_letters()
         self._count("dead_letters", sum(dead.values()))
         self._count("stale_answers", self.checker.stale)
@@ -323,6 +341,16 @@ class SimulatedQueues:
         if not self._cluster.retention:
             for segment, end in self.pruned.items():
                 self.checker.check_whole(segment, range(end), dead)
+
+    async def _audit(self) -> None:
+        """An audit of queues that are sound finds nothing: journals, owners, logs and cursors agree."""
+        operator = self._cluster.operator
+
+        async def audit() -> None:
+            if findings := await operator.client.admin.check_queues(TOPIC):
+                raise PromiseBroken("audit", f"queues that are sound have findings: {findings}")
+
+        await operator.surely(audit)
 
     async def _dead_letters(self) -> Counter[tuple[int, int]]:
         dead: Counter[tuple[int, int]] = Counter()

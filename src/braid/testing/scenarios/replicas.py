@@ -45,7 +45,15 @@ LOGS: Final = "/data/wal"
 REPLACE_AFTER_S: Final = (2.0, 8.0, 600.0)
 LATE_S: Final = (0.0, 14.0)
 """How late an answer may be: an owner waits 10 s for it."""
-LATE: Final = {"copy_begin": 0.1, "copy_cut": 0.4, "copy_reset": 0.4, "copy_admit": 0.3, "copy_promise": 0.1}
+LATE: Final = {
+    "copy_begin": 0.1,
+    "copy_cut": 0.4,
+    "copy_reset": 0.4,
+    "copy_admit": 0.3,
+    "copy_promise": 0.1,
+    "queue_begin": 0.1,
+    "queue_append": 0.01,
+}
 """The calls about copies whose answers may be late, with the share of those that are, in a seed that has such."""
 PAUSE_S: Final = 640.0
 """Longer than a file may stay open."""
