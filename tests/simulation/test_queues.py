@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
+import math
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -368,9 +371,45 @@ async def test_a_consumer_cannot_answer_messages_that_it_did_not_get(simulation:
         for wrong in (msgspec.structs.replace(message, offset=5), msgspec.structs.replace(message, segment=7)):
             with pytest.raises(InvalidArgument):
                 await consumer.ack(wrong)
+        with pytest.raises(InvalidArgument, match="no message to answer: receive returns None if"):
+            await consumer.ack(cast("Any", None))
         with pytest.raises(AckStale):
             await consumer.ack(msgspec.structs.replace(message, lease=message.lease + 1))
         await consumer.ack(message)
+
+
+@pytest.mark.parametrize("wrong", [-1, "5", None, math.nan, 1e12, datetime.timedelta(seconds=5)], ids=repr)
+async def test_a_delay_that_is_no_number_of_seconds_is_refused(simulation: Simulation, wrong: Any) -> None:
+    async with (
+        queue_of(simulation, messages=1) as (_, client),
+        client.queue_consumer("orders", "work") as consumer,
+    ):
+        (message,) = await take(consumer, 1)
+        with pytest.raises(
+            InvalidArgument, match=r"delay is .*; give a number of seconds, 0 or more, and a year at most"
+        ):
+            await consumer.nack(message, delay=wrong)
+        with pytest.raises(
+            InvalidArgument, match=r"seconds is .*; give a number of seconds, more than 0, and a year at"
+        ):
+            await consumer.extend(message, wrong)
+        with pytest.raises(InvalidArgument, match="more than 0"):
+            await consumer.extend(message, 0)
+        await consumer.ack(message)
+
+
+async def test_a_lone_consumer_is_told_that_its_message_was_delivered_again(simulation: Simulation) -> None:
+    """No other consumer is there: the message comes to the same one once more."""
+    async with (
+        queue_of(simulation, messages=1, ack_timeout_ms=1_000) as (_, client),
+        client.queue_consumer("orders", "work") as consumer,
+    ):
+        (message,) = await take(consumer, 1)
+        again = await consumer.receive(timeout=60)
+        assert again is not None
+        with pytest.raises(AckStale, match="message 0 of segment 0 was delivered again since"):
+            await consumer.ack(message)
+        await consumer.ack(again)
 
 
 # Delays, times to live, dead letters, limits.

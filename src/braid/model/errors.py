@@ -53,7 +53,7 @@
     │   ├── SubscriptionExists
     │   ├── SubscriptionBusy            it has consumers
     │   ├── SubscriptionKindConflict    it exists as another kind
-    │   ├── AckStale                    another consumer has the message now, or had it since
+    │   ├── AckStale                    the message was handed out again, or the queue was set elsewhere
     │   ├── ConsumerReplaced            another consumer of the same name took its place
     │   ├── NotServing                  this broker does not serve the segment now; look up its owner again
     │   ├── NotEnoughReplicas           too few brokers hold a copy of the segment now to confirm anything

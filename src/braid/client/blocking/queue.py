@@ -43,7 +43,7 @@ class BlockingQueueConsumer(BlockingLifecycle[QueueConsumer]):
 
     def ack(self, message: QueueMessage) -> None:
         """Settle a message: when this returns, it is never delivered again. Raises `AckStale` if its lease had run out
-        and another consumer got it."""
+        and it was handed out again."""
         self._thread.call(self._consumer.ack(message))
 
     def submit_ack(self, message: QueueMessage) -> None:
@@ -55,7 +55,7 @@ class BlockingQueueConsumer(BlockingLifecycle[QueueConsumer]):
         self._thread.call(self._consumer.nack(message, delay, reason))
 
     def extend(self, message: QueueMessage, seconds: float) -> None:
-        """Keep a message for so many seconds from now. Raises `AckStale` if another consumer has it."""
+        """Keep a message for so many seconds from now. Raises `AckStale` if it was handed out again."""
         self._thread.call(self._consumer.extend(message, seconds))
 
     def flush(self) -> None:

@@ -18,6 +18,7 @@ allowed goes to the dead-letter topic (dead_letters.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Container
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -29,7 +30,7 @@ from braid.client.consuming.queue_answers import AnswerTimeouts
 from braid.client.consuming.queue_feed import SegmentFeed
 from braid.client.retry import retrying
 from braid.client.routing import OwnerSearch, TopicMap
-from braid.model.errors import AckStale, BraidError, InvalidArgument, TimedOut
+from braid.model.errors import AckStale, BraidError, InvalidArgument, TimedOut, cut
 from braid.model.message import DELIVER_AT, EXPIRES_AT, QueueMessage, header_ms
 from braid.model.names import TopicName, check_name
 from braid.ports.tasks import all_of, cancel
@@ -129,7 +130,7 @@ class QueueConsumer(ConsumerLifecycle):
 
     async def ack(self, message: QueueMessage) -> None:
         """Settle a message: when this returns, it is never delivered again. `AckStale` if its lease had run out and
-        another consumer got it."""
+        it was handed out again."""
         feed, done = self._feed(message), self._awaited()
         feed.ack(message.offset, message.lease, done=done)
         await done
@@ -147,18 +148,16 @@ class QueueConsumer(ConsumerLifecycle):
 
     async def nack(self, message: QueueMessage, delay: float = 0.0, reason: str = "") -> None:
         """Return a message, to be delivered again after `delay` seconds. `reason` goes with it to the dead letters."""
-        if not 0 <= delay <= MAX_DELAY_S:
-            raise InvalidArgument(f"delay is {delay} seconds; give 0 to a year")
+        delay_us = _microseconds("delay", delay, least=0)
         feed, done = self._feed(message), self._awaited()
-        feed.nack(message.offset, message.lease, delay_us=int(delay * 1e6), reason=reason, done=done)
+        feed.nack(message.offset, message.lease, delay_us=delay_us, reason=reason, done=done)
         await done
 
     async def extend(self, message: QueueMessage, seconds: float) -> None:
-        """Keep a message for so many seconds from now. `AckStale` if another consumer has it."""
-        if not 0 < seconds <= MAX_DELAY_S:
-            raise InvalidArgument(f"seconds is {seconds}; a message can be kept for more than 0 seconds, and a year")
+        """Keep a message for so many seconds from now. `AckStale` if it was handed out again."""
+        more_us = _microseconds("seconds", seconds, least=1)
         feed, done = self._feed(message), self._awaited()
-        feed.extend(message.offset, message.lease, int(seconds * 1e6), done)
+        feed.extend(message.offset, message.lease, more_us, done)
         await done
 
     async def flush(self) -> None:
@@ -318,8 +317,10 @@ class QueueConsumer(ConsumerLifecycle):
         finally:
             self._waiting.pop(future, None)
 
-    def _feed(self, message: QueueMessage) -> SegmentFeed:
+    def _feed(self, message: QueueMessage | None) -> SegmentFeed:
         self.check_usable()
+        if message is None:
+            raise InvalidArgument("there is no message to answer: receive returns None if none came in time")
         feed = self._feeds.get(message.segment)
         if feed is None:
             raise InvalidArgument(f"message {message.id} did not come from this consumer")
@@ -390,3 +391,11 @@ class QueueConsumer(ConsumerLifecycle):
     def _on_feed_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error if isinstance(error, BraidError) else BraidError(f"a queue's channel broke: {error!r}"))
+
+
+def _microseconds(what: str, seconds: float, *, least: int) -> int:
+    with contextlib.suppress(TypeError):  # It is no number.
+        if seconds * 1e6 >= least and seconds <= MAX_DELAY_S:  # Neither for NaN.
+            return int(seconds * 1e6)
+    bound = "more than 0" if least else "0 or more"
+    raise InvalidArgument(f"{what} is {cut(repr(seconds))}; give a number of seconds, {bound}, and a year at most")

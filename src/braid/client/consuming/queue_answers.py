@@ -205,8 +205,8 @@ class SegmentAnswers:
 
     def _refuse(self, answer: PendingAnswer) -> None:
         message = (
-            f"another consumer has got message {answer.offset} of segment {self._segment} since this one did: what was "
-            f"said about it does not count"
+            f"message {answer.offset} of segment {self._segment} was delivered again since, or the queue was set to "
+            f"another place: this answer does not count. For work that takes longer than the lease, call extend"
         )
         self._settle(answer, AckStale(message))
 
