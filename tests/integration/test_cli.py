@@ -18,6 +18,7 @@ from braid.cli import main, target
 from braid.sync import connect
 from braid.testing.processes import BRAID, BrokerProcess
 from tests.kits.commands import ask, environment, lines, run, run_to_end, started
+from tests.kits.tls_files import make_certificate
 from tests.kits.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.processes
@@ -208,6 +209,14 @@ def test_without_a_broker_the_error_says_what_was_tried(
     assert f"127.0.0.1:{port} cannot be reached" in said
     assert said.endswith("; start it, or name another by --url\n")
     assert said.count("\n") == 1
+
+
+def test_a_broker_without_tls_is_not_said_to_be_down(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "CONNECT_S", 0.5)
+    certificate, _ = make_certificate(tmp_path)
+    said = run(url, "topic", "list", "--tls-ca", str(certificate), code=1)
+    assert "does the broker speak TLS on this port? If not, leave out --tls-ca" in said
+    assert "start it" not in said
 
 
 # Producing and consuming.

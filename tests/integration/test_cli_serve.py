@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from braid.testing.processes import BRAID, BrokerProcess
-from tests.kits.commands import ask, environment, lines, run, started
+from tests.kits.commands import ask, environment, lines, run, run_to_end, started
 from tests.kits.tls_files import make_certificate
 from tests.kits.waiting import WAIT_S, wait_until
 
@@ -181,6 +181,19 @@ def test_tokens_and_tls_from_end_to_end(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--config", str(config)) as broker:
         ca = ("--tls-ca", str(certificate))
         assert "token" in run(broker.url, "topic", "list", *ca, code=1)
+        assert "if it speaks TLS, name the authority" in run(broker.url, "topic", "list", code=1)
+        (tmp_path / "other").mkdir()
+        other, _ = make_certificate(tmp_path / "other")
+        refused = run(broker.url, "topic", "list", "--tls-ca", str(other), code=1)
+        assert "is not trusted" in refused
+        assert "name the authority that signed it by --tls-ca" in refused
+        for options, why in (
+            (ca, "this broker requires a token"),
+            ((), "broker"),
+            (("--tls-ca", str(other)), "broker"),
+        ):
+            said = " ".join(run_to_end(broker.url, "doctor", *options).stdout.decode().split())
+            assert f"{broker.url} answers, but cannot be used: {why}" in said
         run(broker.url, "topic", "create", "orders", *ca, "--token", ops)
         run(broker.url, "produce", "orders", *ca, "--token", ops, given=b"secret\n")
         assert "may not" in run(broker.url, "produce", "orders", *ca, "--token", reader, given=b"x\n", code=1)

@@ -138,6 +138,12 @@ CASES = {
         "cluster",
         "refused",
     ),
+    "a cluster that asks for a token": (
+        {"cluster": ClusterFacts(url="braid://a:6660", error="pass a token", answered=True)},
+        Level.PROBLEM,
+        "cluster",
+        "braid://a:6660 answers, but cannot be used: pass a token.",
+    ),
     "a broker that is down": (
         {"cluster": _cluster(BROKER, BrokerFacts(id="two", state="down", segments=7))},
         Level.PROBLEM,

@@ -154,7 +154,10 @@ class Access:
         if self._verifier is None:
             return ANONYMOUS
         if not token:
-            raise Unauthenticated("this broker requires a token and none was given: pass one (--token, BRAID_TOKEN)")
+            raise Unauthenticated(
+                "this broker requires a token and none was given: pass one (token=… in a program; --token or "
+                "BRAID_TOKEN for a command)"
+            )
         return self._verifier.read(token)
 
     def _peer(self, secret: str) -> Principal:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import click
 import msgspec
 
-from braid.model.errors import ConnectFailed
+from braid.model.errors import ConnectFailed, ConnectionLost
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -57,11 +57,22 @@ class Target(msgspec.Struct, frozen=True):
         except BaseException as error:
             await client.close()
             if isinstance(error, ConnectFailed):
-                start = "start one with `braid serve`" if self.url == DEFAULT_URL else "start it"
-                raise ConnectFailed(f"{error}; {start}, or name another by --url") from error
+                raise ConnectFailed(f"{error}{self._advice(error)}") from error
             raise
         async with client:
             yield client
+
+    def _advice(self, error: ConnectFailed) -> str:
+        import ssl
+
+        if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            return "; name the authority that signed it by --tls-ca"
+        if isinstance(error.__cause__, ssl.SSLError):
+            return " If not, leave out --tls-ca and BRAID_TLS_CA"
+        if isinstance(error.__cause__, ConnectionLost):
+            return "; if it speaks TLS, name the authority that signed its certificate by --tls-ca"
+        start = "start one with `braid serve`" if self.url == DEFAULT_URL else "start it"
+        return f"; {start}, or name another by --url"
 
 
 class _Parameter(NamedTuple):

@@ -210,7 +210,7 @@ class FrameReader:
             if length == _HTTP:
                 raise ProtocolError(
                     "the peer answers in HTTP and does not speak Braid's protocol: this may be the port of a broker's "
-                    "REST interface, and not that for clients"
+                    "REST interface, and not that for clients, which is 6660 unless it was set"
                 )
             raise ProtocolError("these bytes are no frame: the peer does not speak Braid's protocol, or lost its place")
         if length > self.limit:

@@ -75,7 +75,9 @@ class BrokerFacts(Fact, frozen=True, kw_only=True):
 class ClusterFacts(Fact, frozen=True, kw_only=True):
     url: str
     error: str = ""
-    """Why no broker answered; empty: one did."""
+    """Why the cluster could not be looked at; empty: it could."""
+    answered: bool = False
+    """With an error: whether something answered there, such as a broker that wants a token."""
     brokers: tuple[BrokerFacts, ...] = ()
 
 

@@ -197,6 +197,13 @@ def _of_storage(storage: StorageFacts) -> Iterator[Finding]:
 
 
 def _of_cluster(cluster: ClusterFacts, machine: MachineFacts) -> Iterator[Finding]:
+    if cluster.answered:
+        yield _problem(
+            "cluster",
+            f"{cluster.url} answers, but cannot be used: {cluster.error}.",
+            "Mend this and look again: nothing else is known of the cluster.",
+        )
+        return
     if cluster.error:
         yield _problem(
             "cluster", f"No broker answers at {cluster.url}: {cluster.error}.", "Start one, or name another by --url."

@@ -19,7 +19,7 @@ from braid.cli.doctor.facts import BrokerFacts, ClusterFacts, StorageFacts, Stor
 from braid.cli.target import CONNECT_S, Target
 from braid.client.client import connect
 from braid.metadata import paths
-from braid.model.errors import BraidError, ObjectExists, ObjectStoreUnavailable
+from braid.model.errors import BraidError, ConnectFailed, ConnectionLost, ObjectExists, ObjectStoreUnavailable
 from braid.ports.clock import SystemClock
 from braid.ports.network import Address
 from braid.ports.os_disk import OsDisk
@@ -131,7 +131,10 @@ async def look_at_cluster(target: Target) -> ClusterFacts:
         async with target.connected() as client:
             found = await client.admin.brokers()
     except BraidError as error:
-        return ClusterFacts(url=target.url, error=_reason(error.__cause__ or error))
+        failed = error.__cause__ if isinstance(error.__cause__, ConnectFailed) else error  # Without a command's advice.
+        if isinstance(failed, ConnectFailed) and not isinstance(failed.__cause__, ssl.SSLError | ConnectionLost):
+            return ClusterFacts(url=target.url, error=_reason(failed))
+        return ClusterFacts(url=target.url, error=_reason(error), answered=True)
     brokers = await asyncio.gather(*(_look_at_broker(target, each) for each in found))
     return ClusterFacts(url=target.url, brokers=tuple(brokers))
 
