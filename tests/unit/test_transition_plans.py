@@ -78,7 +78,7 @@ SPLIT = after(plan_split(Layout.initial(1), 0), Layout.initial(1))
 @pytest.mark.parametrize(
     ("plan", "error", "words"),
     [
-        (lambda: plan_split(SPLIT, 9), SegmentNotFound, "no segment 9"),
+        (lambda: plan_split(SPLIT, 9), SegmentNotFound, "no segment 9; those that take writes: 1, 2"),
         (lambda: plan_split(SPLIT, 0), TransitionRefused, "segment 0 is sealed: its range has gone to 1, 2"),
         (lambda: plan_split(ONE_HASH, 1), TransitionRefused, "1 hashes: it cannot be split into 2"),
         (lambda: plan_split(ONE_HASH, 1, at=0), TransitionRefused, "single hash 0000"),

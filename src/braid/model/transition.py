@@ -17,7 +17,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from braid.model.errors import BraidError, InvalidArgument, SegmentNotFound, TransitionRefused
+from braid.model.errors import BraidError, InvalidArgument, SegmentNotFound, TransitionRefused, cut
 from braid.model.ids import NO_REQUEST, LayoutEpoch, RequestId, SegmentId
 from braid.model.layout import MAX_SEGMENTS, HashRange, Layout, SegmentInfo, equal_ranges
 from braid.model.stored_record import StoredRecord
@@ -211,7 +211,8 @@ def find_finished(
 def _active(layout: Layout, segment_id: int) -> SegmentInfo:
     segment = layout.segments.get(SegmentId(segment_id))
     if segment is None:
-        raise SegmentNotFound(f"the topic has no segment {segment_id} in its layout of epoch {layout.epoch}")
+        active = ", ".join(str(each.segment_id) for each in layout.active)
+        raise SegmentNotFound(f"the topic has no segment {segment_id}; those that take writes: {cut(active)}")
     if not segment.is_active:
         children = ", ".join(map(str, segment.child_ids))
         raise TransitionRefused(f"segment {segment_id} is sealed: its range has gone to {children}")
