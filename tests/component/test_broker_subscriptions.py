@@ -62,7 +62,7 @@ async def test_ensure_creates_once_and_then_finds(simulation: Simulation) -> Non
 
     with pytest.raises(SubscriptionNotFound):
         await join(create=False)
-    with pytest.raises(SubscriptionNotFound, match=r"billing of .+: it was never created, or it was deleted"):
+    with pytest.raises(SubscriptionNotFound, match=r"never created, or it was deleted; a queue is created before"):
         await world.subs.delete(ORDERS, "billing")
     (first, created), (second, again) = await asyncio.gather(join(), join())
     assert (created, again) == (True, False)

@@ -26,8 +26,11 @@ async def test_the_first_cluster_marks_a_storage_and_the_others_change_nothing_i
     ours, theirs = MarkedObjects(world.objects, "ours"), MarkedObjects(world.objects, "theirs")
     await ours.create("folder/object", [b"data"])
     for change in (theirs.create("other", [b""]), theirs.delete("folder/object"), theirs.delete_below("folder")):
-        with pytest.raises(InvalidConfig, match=r"belongs to cluster ours, and the metadata store to cluster theirs"):
+        with pytest.raises(
+            InvalidConfig, match=r"belongs to cluster ours, and the metadata store to cluster theirs"
+        ) as no:
             await change
+        assert "If the metadata was lost, restore a backup into an empty store" in str(no.value)
     assert [stat.name for stat in await theirs.list("")] == [MARK, "folder/object"]
     again = MarkedObjects(world.objects, "ours")
     await again.verify()

@@ -527,7 +527,10 @@ def is_queue_record(entry: Entry) -> bool:
 
 
 def _not_found(topic: TopicName, name: str) -> SubscriptionNotFound:
-    return SubscriptionNotFound(f"there is no subscription {name} of {topic}: it was never created, or it was deleted")
+    return SubscriptionNotFound(
+        f"there is no subscription {name} of {topic}: it was never created, or it was deleted; a queue is created "
+        f"before its first consumer"
+    )
 
 
 async def _check_queues(access: SegmentAccess) -> Sequence[str]:

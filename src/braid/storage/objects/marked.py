@@ -60,8 +60,8 @@ class MarkedObjects:
         if found != self._mark:
             raise InvalidConfig(
                 f"this storage belongs to cluster {found.cluster_id}, and the metadata store to cluster "
-                f"{self._mark.cluster_id}. Give each cluster a storage of its own. If the other cluster is gone for "
-                f"good, delete the object {MARK} there"
+                f"{self._mark.cluster_id}. Give each cluster a storage of its own. If the metadata was lost, restore a "
+                f"backup into an empty store. If the other cluster is gone for good, delete the object {MARK} there"
             )
         self._verified = True
 
