@@ -78,6 +78,7 @@ def test_a_broker_goes_on_after_its_metadata_was_lost_and_restored(tmp_path: Pat
         found = _restore(file, "--data", str(data))
         assert found["written"] is True
         assert len(found["carriedForward"]) == 2
+        assert found["notInStorage"] == []
         broker.start()
         wait_until(lambda: "orders" in run(broker.url, "topic", "list"), "the topic is there")
         _publish(broker.url, 250, 50)
@@ -108,6 +109,7 @@ def test_records_that_only_storage_holds_are_found_by_their_manifest(tmp_path: P
     _lose_metadata(data / "metadata.db")
     found = _restore(file, "--data", str(data), "--storage", storage)
     assert len(found["carriedForward"]) == 1
+    assert found["notInStorage"] == []
     with ForkedBroker(data, "--storage", storage) as again:
         _publish(again.url, 0, 10)
         lines = run(again.url, "consume", "orders", "--json").splitlines()

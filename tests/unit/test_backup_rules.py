@@ -125,6 +125,14 @@ def test_nothing_new_changes_nothing_but_the_epoch() -> None:
     assert plan.values.keys() == saved.values.keys()
 
 
+def test_topics_that_the_storage_does_not_know_are_named() -> None:
+    """Perhaps another storage was named: nothing in it contradicts the backup. Logs say less than manifests."""
+    assert plan_restore(backup(), history(manifest(10, 3, chunk(0, 10)))).not_in_storage == ()
+    other = History({}, {}, {}, disks={(TOPIC, SEGMENT): [log("one", 0, 10, 3)]}, revisions=[])
+    assert plan_restore(backup(), other).not_in_storage == (TOPIC,)
+    assert plan_restore(backup(), other, leave_out=[TOPIC]).not_in_storage == ()
+
+
 def test_chunks_of_later_exports_are_taken_from_the_manifest() -> None:
     plan = plan_restore(backup(), history(manifest(30, 3, chunk(5, 20), chunk(20, 30))))
     _, front, chunks = restored(plan)

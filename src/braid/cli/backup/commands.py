@@ -119,6 +119,7 @@ def _described(snapshot: Snapshot, plan: Plan, *, written: bool) -> dict[str, ob
         "keys": len(plan.values),
         "backup": snapshot.header,
         "carriedForward": plan.carried_forward,
+        "notInStorage": plan.not_in_storage,
         "problems": plan.problems,
     }
 
@@ -133,5 +134,11 @@ def _print(snapshot: Snapshot, plan: Plan, *, dry_run: bool) -> None:
     click.echo(f"{count_text(len(plan.values))} keys of {time_text(snapshot.header.created_at)} {verb}.")
     if plan.carried_forward:
         click.echo(f"{count_text(len(plan.carried_forward))} segments were carried forward to what the history shows.")
+    if plan.not_in_storage:
+        first, *others = plan.not_in_storage
+        more = f" and {count_text(len(others))} more" if others else ""
+        click.echo(
+            f"The storage has nothing of {first}{more} to compare with: do --storage and --data name the history?"
+        )
     if not dry_run:
         click.echo("Start the brokers. Records that were consumed after the backup are delivered again.")

@@ -86,6 +86,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
     carried_forward: tuple[str, ...] = ()
     """Segments whose catalog or owner is newer than in the backup."""
+    not_in_storage: tuple[str, ...] = ()
+    """Topics of which the storage has nothing, although each owner writes a manifest: perhaps it is another storage."""
 
 
 class Contradiction(Exception):
@@ -118,7 +120,12 @@ def plan_restore(snapshot: Snapshot, history: History, *, leave_out: Iterable[st
                 values.update(changes.puts)
         except (Contradiction, BraidError) as error:
             problems.append(Problem(path, str(error)))
-    return Plan(values=values, problems=tuple(problems), carried_forward=tuple(carried))
+    return Plan(
+        values=values,
+        problems=tuple(problems),
+        carried_forward=tuple(carried),
+        not_in_storage=tuple(sorted(topics.keys() - left_out - history.manifests.keys())),
+    )
 
 
 def first_revision(snapshot: Snapshot, history: History, margin: int) -> Revision:
