@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
         spark.sql(PAGES_BY_CLICKS).show()
         check(spark, clicks)
 
-        title("Every checksum, offset and chunk of both topics, audited by Spark.")
+        title("Every checksum, offset and chunk of both topics, audited by Spark. One click is of the next day.")
         for topic in ("clicks", "sessions"):
             report = audit_topic(spark, {"url": url, "topic": topic})
             detail(topic, f"{report.records:,} records, {report.chunks} chunks, {len(report.defects)} defects")

@@ -239,8 +239,9 @@ async def demonstrate(url: str, count: int) -> None:
             title("anna gets SIGTERM: she finishes what she has in hand, and gives the rest back.")
             before = len(workers.reports)
             code = await workers.stop("anna")
-            finished = sum(each.worker == "anna" for each in workers.reports[before:])
-            detail("finished after the signal", f"{finished} tasks")
+            finished = [each for each in workers.reports[before:] if each.worker == "anna"]
+            failed = sum(bool(each.error) for each in finished)
+            detail("finished after the signal", f"{len(finished)} tasks; {failed} of them failed")
             detail("exit code", f"{code}")
             assert code == 0
 

@@ -120,7 +120,7 @@ def test_a_lost_machine_costs_no_record_and_its_replica_is_made_again(tmp_path: 
 
 def test_a_task_queue_does_every_task_once_and_buries_those_that_always_fail(tmp_path: Path) -> None:
     said = run([sys.executable, str(ROOT / "examples" / "task_queue.py"), "--tasks", "60"], tmp_path)
-    assert re.search(r"finished after the signal +\d+ tasks\n +exit code +0\n", said)
+    assert re.search(r"finished after the signal +\d+ tasks; \d+ of them failed\n +exit code +0\n", said)
     image = said.partition("The life of image-")[2].partition("\n\n")[0]
     for row in (
         r"attempt 1, \w+ +.* again after 0\.1 s",
