@@ -20,7 +20,7 @@ PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "coming-from").glob("*.md"))]
 
 def commands(page: Path) -> Iterator[str]:
     text = page.read_text(encoding="utf-8").replace("\\|", "|")
-    for code in re.findall(r"`([^`\n]+)`|^    (?:\$ )?(.+)$", text, flags=re.MULTILINE):
+    for code in re.findall(r"`([^`\n]+)`|^(?:    (?:\$ )?|(?=braid ))(.+)$", text, flags=re.MULTILINE):
         for part in re.split(r"[|;]| && ", "".join(code)):
             if part.strip().startswith("braid "):
                 yield part.strip()
