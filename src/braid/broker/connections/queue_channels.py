@@ -43,8 +43,7 @@ class QueueChannels:
         if not 0 < request.channel < 1 << 32 or request.channel in self._channels:
             raise ProtocolError(f"channel {request.channel} cannot be opened: take a new number from 1 on")
         _check_prefetch(request.prefetch)
-        if len(self._channels) >= self._services.limits.max_channels:
-            raise Overloaded(f"this connection has {len(self._channels)} queue channels, as many as it may have")
+        self._check_room()
         name = check_name("subscription", request.subscription)
         subscription = await self._services.subscriptions.get(topic, name)
         if subscription.kind is not SubscriptionKind.QUEUE:
@@ -65,6 +64,7 @@ class QueueChannels:
         queue = segment.queues.get(name)
         if self._connection.closing or request.channel in self._channels:
             raise NotServing("the connection is closing")
+        self._check_room()  # Others may have been opened meanwhile.
         channel = QueueChannel(
             request.channel,
             self._connection,
@@ -79,6 +79,10 @@ class QueueChannels:
         lost = queue.attach(channel, settings, request.holds if request.placement == queue.placement else ())
         self._channels[request.channel] = (channel, queue)
         return encode(QueueOpened(queue.placement, policies.ack_timeout_ms, policies.dead_letter_topic, tuple(lost)))
+
+    def _check_room(self) -> None:
+        if len(self._channels) >= self._services.limits.max_channels:
+            raise Overloaded(f"this connection has {len(self._channels)} queue channels, as many as it may have")
 
     def answer(self, request: QueueAnswer) -> tuple[asyncio.Future[None], bytes]:
         """Take what a consumer says about its messages. Returns a future that is done when this is stored, and the
