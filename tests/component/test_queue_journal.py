@@ -346,3 +346,18 @@ async def test_reading_an_image_leaves_no_file_open(disk: SimulatedDisk) -> None
     with pytest.raises(LogDamaged):
         await read_image(noting, FOLDER)
     assert noting.open_files == 0
+
+
+async def test_a_frame_that_no_reader_would_take_is_not_written(
+    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal fails, and what was confirmed before stays readable."""
+    journal = await begun(disk)
+    await journal.durable.reached(journal.append(settled(0)))
+    monkeypatch.setattr(queue_journal, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(LogFailed, match="do not fit into a frame"):
+        await journal.durable.reached(
+            journal.begin_anew(QueueSnapshot(5, 0, tuple((2 * n, 2 * n + 1) for n in range(99))))
+        )
+    await journal.close()
+    assert offsets_of(await read_image(disk, FOLDER)) == {0}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import zlib
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,9 @@ from braid.broker.queues.segment_queues import _up_to
 from braid.model.errors import RecordUnreadable
 from braid.model.ids import Offset
 from braid.model.queue.events import (
+    COARSE_US,
+    MAX_REASON_CHARS,
+    MAX_STATE_BYTES,
     QueueEvents,
     QueueImage,
     QueueSnapshot,
@@ -21,6 +26,9 @@ from braid.model.queue.events import (
     decode_snapshot,
     encode,
     joined,
+    pack_state,
+    shortened,
+    unpack_state,
 )
 from braid.model.queue.settled import SettledOffsets
 
@@ -173,3 +181,45 @@ def test_settled_offsets_are_a_set(base: int, some: list[tuple[int, int]]) -> No
             assert settled.next_settled(offset, END) == next(
                 (each for each in range(offset, END) if each in expected), END
             )
+
+
+def test_events_that_gather_say_each_thing_once() -> None:
+    """A disk may stand still while messages come and go."""
+    groups = [QueueEvents(returned=(Returned(Offset(3), count, 10, "no"),)) for count in (1, 3, 2)]
+    assert all_events(groups).returned == (Returned(Offset(3), 3, 10, "no"),)
+
+
+def random_state(count: int) -> QueueSnapshot:
+    """Return a state that does not compress: most messages came back once, the first hundred five times."""
+    random = Random(1)
+    span_us = 366 * 86_400_000_000
+    returned = tuple(
+        Returned(Offset(3 * each), 5 if each < 100 else 1, random.randrange(1, span_us)) for each in range(count)
+    )
+    return QueueSnapshot(PLACEMENT, 0, ((1, 2),), returned, leased=((4, 5),))
+
+
+def test_a_large_state_keeps_its_counts_and_no_message_comes_early() -> None:
+    state = random_state(120_000)
+    packed = pack_state(state, 9)
+    found = unpack_state(packed)
+    assert len(packed) <= MAX_STATE_BYTES < len(zlib.compress(encode(state), 1))
+    assert (found.epoch, found.leased, found.settled) == (9, None, state.settled)
+    assert [(each.offset, each.deliveries) for each in found.returned] == [
+        (each.offset, each.deliveries) for each in state.returned
+    ]
+    for told, known in zip(found.returned, state.returned):
+        assert known.not_before <= told.not_before < known.not_before + COARSE_US[-1]
+
+
+def test_a_state_without_bounds_is_packed_nevertheless_and_knows_what_was_delivered_most_often() -> None:
+    packed = pack_state(random_state(600_000), 9)
+    found = unpack_state(packed)
+    assert len(packed) <= MAX_STATE_BYTES
+    assert found.settled == ((1, 2),)
+    assert len([each for each in found.returned if each.deliveries == 5]) == 100
+
+
+def test_a_reason_is_cut_and_is_always_utf_8() -> None:
+    assert shortened("no file \udcff") == "no file ?"
+    assert len(shortened("é" * 1_000)) == MAX_REASON_CHARS

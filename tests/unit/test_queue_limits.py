@@ -82,6 +82,17 @@ def test_a_message_that_grows_too_old_is_not_looked_for_among_all_that_wait() ->
     assert (waiting.scans, state.waiting, state.unsettled(END)) == (1, 0, 0)
 
 
+def test_reasons_beyond_the_limit_are_not_kept_and_counts_are() -> None:
+    """Consumers may return much more than may wait. Each reason takes up to 800 bytes of a journal's frame."""
+    state = state_of(waiting=2)
+    for offset, lease in take(state, 4):
+        state.nack(offset, lease, 500, reason="no")
+    (first, *_) = take(state, 1, now=500)
+    state.nack(*first, 500, reason="still no")
+    kept = [(each.offset, each.deliveries, each.reason) for each in state.returned()]
+    assert kept == [(0, 2, "still no"), (1, 1, "no"), (2, 1, ""), (3, 1, "")]
+
+
 MANY = 50_000
 
 

@@ -318,6 +318,8 @@ async def remove_others(disk: Disk, segment_folder: str, subscriptions: Containe
 
 def _frame(number: int, kind: int, value: QueueEvents | QueueSnapshot) -> bytes:
     payload = encode(value)
+    if len(payload) > MAX_FRAME_BYTES:  # Written, it would count as damage.
+        raise LogFailed(f"{len(payload):,} bytes of a queue do not fit into a frame of {MAX_FRAME_BYTES:,}")
     head = bytearray(_FRAME.pack(MAGIC, 0, len(payload), number, kind))
     checksum = crc32c(payload, crc32c(bytes(head[_CHECKED:])))
     struct.pack_into("<I", head, 4, checksum)

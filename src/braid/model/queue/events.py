@@ -12,7 +12,7 @@ of different placements are never joined: the later one counts.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -24,6 +24,11 @@ from braid.model.queue.settled import SettledOffsets
 
 MAX_REASON_CHARS: Final = 200
 """Of what a consumer says about a failure. Messages that wait keep it in memory."""
+
+
+def shortened(reason: str) -> str:
+    """Return what is kept of a reason: as UTF-8 writes it, which cannot write each text that a program may have."""
+    return reason[:MAX_REASON_CHARS].encode(errors="replace").decode()
 
 
 class Returned(NamedTuple):
@@ -62,11 +67,18 @@ class QueueEvents(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def all_events(groups: Iterable[QueueEvents]) -> QueueEvents:
     """Return the events of all groups as one."""
-    settled, returned = list[tuple[int, int]](), list[Returned]()
+    settled, returned = list[tuple[int, int]](), dict[int, Returned]()
     for group in groups:
         settled += group.settled
-        returned += group.returned
-    return QueueEvents(_touching_joined(settled), tuple(returned))
+        for each in group.returned:
+            _keep_later(returned, each)
+    return QueueEvents(_touching_joined(settled), tuple(returned.values()))
+
+
+def _keep_later(returned: dict[int, Returned], event: Returned) -> None:
+    known = returned.get(event.offset)
+    if known is None or event > known:  # All fields count: the order of events must not (I9).
+        returned[event.offset] = event
 
 
 def _touching_joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -121,9 +133,7 @@ class QueueImage:
         for start, end in events.settled:
             self.settled.add(start, end)
         for each in events.returned:
-            known = self.returned.get(each.offset)
-            if known is None or each > known:  # All fields count: the order of events must not (I9).
-                self.returned[each.offset] = each
+            _keep_later(self.returned, each)
 
     def join(self, other: QueueImage) -> None:
         """Take over what another image of the same placement knows."""
@@ -154,22 +164,38 @@ def encode(value: QueueEvents | QueueSnapshot) -> bytes:
     return _encoder.encode(value)
 
 
-MAX_STATE_BYTES: Final = 500_000
+MAX_STATE_BYTES: Final = 700_000
 """Of a state in the metadata store, which takes values of a megabyte, as base64."""
+COARSE_US: Final = (1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000)
+"""Steps to which times are rounded in a state that is large: a second, a minute, an hour, a day."""
 
 
 def pack_state(snapshot: QueueSnapshot, epoch: int) -> bytes:
-    """Return the state of a queue for the owner after that of `epoch`. If it is large, it leaves out which messages are
-    leased, and then why deliveries failed; the limits of a queue bound the rest (`QueueLimits`)."""
-    state = replace(snapshot, epoch=epoch)
-    packed = zlib.compress(encode(state), 1)
-    if len(packed) > MAX_STATE_BYTES:
-        state = replace(state, leased=None)
+    """Return the state of a queue for the owner after that of `epoch`. If it is too large, it says less: nobody could
+    take the segment over otherwise. What is settled is always there; a limit bounds it (`QueueLimits`)."""
+    packed = b""
+    for state in _shorter_and_shorter(replace(snapshot, epoch=epoch)):
         packed = zlib.compress(encode(state), 1)
-    if len(packed) > MAX_STATE_BYTES:
-        state = replace(state, returned=tuple(each._replace(reason="") for each in snapshot.returned))
-        packed = zlib.compress(encode(state), 1)
+        if len(packed) <= MAX_STATE_BYTES:
+            break
     return packed
+
+
+def _shorter_and_shorter(state: QueueSnapshot) -> Iterator[QueueSnapshot]:
+    """Yield a state, then without what is leased, without reasons, with later times, and at last with fewer and fewer
+    of the messages that came back: those that were delivered most often stay."""
+    yield state
+    state = replace(state, leased=None)
+    yield state
+    later = exact = [each._replace(reason="") for each in state.returned]
+    yield replace(state, returned=tuple(exact))
+    for step_us in COARSE_US:
+        later = [each._replace(not_before=-(-each.not_before // step_us) * step_us) for each in exact]
+        yield replace(state, returned=tuple(later))
+    later.sort(key=lambda each: each.deliveries, reverse=True)
+    while later:
+        del later[len(later) // 2 :]
+        yield replace(state, returned=tuple(later))
 
 
 def unpack_state(data: bytes) -> QueueSnapshot:

@@ -472,6 +472,8 @@ class QueueState:
         past = self._past.get(offset, _Past(0, ""))
         # An answer after the time-out is the same delivery.
         deliveries = past.deliveries + 1 if seen and not waited else past.deliveries
+        if len(self._past) >= self._limits.waiting and not past.reason:
+            reason = ""  # Reasons are long, and answers are taken beyond the limit, too.
         returned = Returned(Offset(offset), deliveries, not_before, reason or past.reason)
         self._put_back(returned, lease)
         return returned
