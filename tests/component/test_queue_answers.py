@@ -59,3 +59,12 @@ async def test_answers_of_another_placement_are_refused() -> None:
     assert isinstance(done.exception(), AckStale)
     with pytest.raises(AckStale):
         raise consumer.failures[0]
+
+
+async def test_a_stale_answer_that_the_consumer_gave_itself_is_no_failure_of_the_program() -> None:
+    """Such as the ack of an expired message, which no program has seen."""
+    consumer = Consumer()
+    answers = SegmentAnswers(0, consumer)
+    answers.add(ack(1)._replace(seen=False))
+    answers.refuse_all()
+    assert consumer.failures == []

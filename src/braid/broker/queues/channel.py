@@ -17,6 +17,9 @@ from braid.storage.reader import StoredBatch
 from braid.wire.connection import Connection
 from braid.wire.operations import Closed, Kind, QueueDelivery, QueueRun, encode
 
+RUNS_TOGETHER: Final = 4_000
+"""Of one delivery: so many fit into its frame, also if each has the longest reason."""
+
 _keys: Final = itertools.count(1)
 
 
@@ -66,6 +69,10 @@ class QueueChannel:
             )
             for each in handed
         )
+        for first in range(0, len(runs), RUNS_TOGETHER):
+            self._send(batch, runs[first : first + RUNS_TOGETHER], end)
+
+    def _send(self, batch: StoredBatch, runs: tuple[QueueRun, ...], end: int) -> None:
         body = encode(QueueDelivery(self.number, batch.header.base_offset, end, runs))
         has_it = batch.header.base_offset == self._sent_base
         self._connection.send(Kind.QUEUE_DELIVER, body, [] if has_it else [batch.data])

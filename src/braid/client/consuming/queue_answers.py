@@ -25,6 +25,8 @@ SAY_AGAIN_S: Final = 0.1
 """After answers were refused for a while."""
 ANSWERS_UNDER_WAY: Final = 64
 """Of one segment."""
+ANSWERS_TOGETHER: Final = 4_000
+"""Of one request: so many returns fit into its frame, also if each has the longest reason."""
 FIRST_SWEEP: Final = 1_000
 """Answers that callers waited for are forgotten when there are so many, and later whenever their number has doubled."""
 
@@ -128,7 +130,8 @@ class SegmentAnswers:
         link = self._link
         if link is None or not (self._pending or self._leaving) or self._under_way >= ANSWERS_UNDER_WAY:
             return
-        answers, self._pending = one_for_each(self._pending)
+        answers, later = one_for_each(self._pending[:ANSWERS_TOGETHER])
+        self._pending = later + self._pending[ANSWERS_TOGETHER:]
         leaving, self._leaving = self._leaving, False
         self._under_way += 1
 

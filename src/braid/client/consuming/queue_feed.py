@@ -24,6 +24,7 @@ from braid.client.consuming.queue_answers import Answering, AnswerKind, PendingA
 from braid.client.routing import OwnerSearch, TopicMap
 from braid.model.errors import BatchError, BraidError, ProtocolError, SegmentNotFound
 from braid.model.message import Message, QueueMessage
+from braid.model.queue.events import shortened
 from braid.wire.link import Link, within
 from braid.wire.operations import (
     END_OF_SEGMENT,
@@ -361,7 +362,7 @@ class SegmentFeed:
     ) -> None:
         """Return a message, to be delivered again; `done` when that is stored."""
         self._held.pop(offset, None)
-        answer = PendingAnswer(AnswerKind.NACK, offset, lease, self.placement, delay_us, seen, reason, done)
+        answer = PendingAnswer(AnswerKind.NACK, offset, lease, self.placement, delay_us, seen, shortened(reason), done)
         self._answers.add(answer)
 
     def extend(self, offset: int, lease: int, more_us: int, done: asyncio.Future[None]) -> None:
