@@ -98,3 +98,21 @@ async def test_a_program_hears_nothing_of_stale_answers_that_its_consumer_gave_i
             await other.flush()
         (segment,) = (await client.admin.subscription("orders", "careful"))["segments"].values()
         assert segment["backlog"] == 0
+
+
+async def test_a_message_that_waits_for_a_slow_program_does_not_count_as_delivered(simulation: Simulation) -> None:
+    """Otherwise a consumer with a large prefetch makes dead letters of messages that no program has seen."""
+    async with queue_of(simulation) as (brokers, client):
+        await client.admin.create_topic("buried")
+        await client.admin.create_subscription(
+            "orders", "careful", kind="queue", ack_timeout_ms=1_000, max_deliveries=3, dead_letter_topic="buried"
+        )
+        await send(client, range(10))
+        async with client.queue_consumer("orders", "careful", prefetch=10) as consumer:
+            for _ in range(10):
+                (message,) = await take(consumer, 1)
+                assert message.redelivery_count == 0
+                await consumer.extend(message, 5)
+                await asyncio.sleep(1.5)  # The others wait here for longer than a lease.
+                await consumer.ack(message)
+        assert queue_at(brokers, subscription="careful").counts().dead_lettered == 0

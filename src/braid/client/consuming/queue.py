@@ -76,6 +76,8 @@ class QueueConsumer(ConsumerLifecycle):
         self._client = client
         self._feeds: dict[int, SegmentFeed] = {}
         self._buffer: deque[_Buffered] = deque()
+        self._returning: asyncio.TimerHandle | None = None
+        """Returns the first message of the buffer when its time there is over."""
         self._sharing: asyncio.TimerHandle | None = None
         """Shares the prefetch again."""
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -212,8 +214,9 @@ class QueueConsumer(ConsumerLifecycle):
     async def end(self) -> None:
         """Close without waiting for any broker. No task of the consumer runs afterwards."""
         self.closed = True
-        if self._sharing is not None:
-            self._sharing.cancel()
+        for timer in (self._sharing, self._returning):
+            if timer is not None:
+                timer.cancel()
         self._client.forget_consumer(self)
         await self._end_opening()
         tasks = [self._following, *(feed.task for feed in self._feeds.values())]
@@ -241,6 +244,8 @@ class QueueConsumer(ConsumerLifecycle):
                 feed.ack(message.offset, message.lease, seen=False)
             else:
                 self._buffer.append(_Buffered(message, feed, until))
+        if self._buffer and self._returning is None:
+            self._returning = asyncio.get_running_loop().call_at(self._buffer[0].until, self._return_late)
 
     def bury_bytes(self, feed: SegmentFeed, run: QueueRun, batch: ReceivedBatch, reason: str) -> None:
         on_buried = self._on_buried(feed, run.lease)
@@ -307,6 +312,16 @@ class QueueConsumer(ConsumerLifecycle):
                 return message
             feed.nack(message.offset, message.lease, seen=False)  # If nobody else has it, it comes again now.
         return None
+
+    def _return_late(self) -> None:
+        """Return what waits here for too long, because the program is slow: left to the end of its lease, it would
+        count as delivered, and could become a dead letter that no program has seen."""
+        loop, buffer = asyncio.get_running_loop(), self._buffer
+        while buffer and buffer[0].until <= loop.time():
+            message, feed, _ = buffer.popleft()
+            if feed.is_attached:  # Otherwise its lease ends.
+                feed.nack(message.offset, message.lease, seen=False)
+        self._returning = loop.call_at(buffer[0].until, self._return_late) if buffer else None
 
     async def _arrival(self) -> None:
         """Return when messages may have come."""
