@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -147,6 +148,26 @@ async def test_a_delayed_dead_letter_is_due_immediately(simulation: Simulation) 
         await bury(client, "mailer", 1)
         await client.admin.redrive("orders", "mailer")
         assert [DELIVER_AT in each.headers for each in await records(client)] == [True, False]
+
+
+async def test_a_dead_letter_whose_time_to_live_is_over_is_published_again(simulation: Simulation) -> None:
+    async with queued(simulation, "mailer") as client:
+        await publish(client, "a", ttl=5)
+        await bury(client, "mailer", 1)
+        await asyncio.sleep(10)
+        assert (await client.admin.redrive("orders", "mailer"))["redriven"] == 1
+        assert [EXPIRES_AT in each.headers for each in await records(client)] == [True, False]
+
+
+async def test_a_redrive_does_not_wait_for_messages_that_are_not_due(simulation: Simulation) -> None:
+    """Others may write to the dead-letter topic, too."""
+    async with queued(simulation, "mailer") as client:
+        async with client.producer("orders-dead") as producer:
+            await producer.send("of another program", deliver_after=86_400)
+        await publish(client, "a")
+        await bury(client, "mailer", 1)
+        async with asyncio.timeout(60):
+            assert (await client.admin.redrive("orders", "mailer"))["redriven"] == 1
 
 
 async def test_a_redrive_that_cannot_be_says_what_to_do(simulation: Simulation) -> None:

@@ -116,7 +116,9 @@ class _Run:
     async def run(self) -> dict[str, Any]:
         ends = {segment: each["end"] for segment, each in (await self._progress()).items()}
         prefetch = PREFETCH if self._left is None else min(PREFETCH, self._left)
-        async with self._client.queue_consumer(self._dead_letters, self._name, prefetch=prefetch) as consumer:
+        consumer = self._client.queue_consumer(self._dead_letters, self._name, prefetch=prefetch)
+        consumer.obeys_times = False
+        async with consumer:
             while self._left != 0:
                 message = await consumer.receive(timeout=IDLE_S)
                 if message is None or message.offset >= ends.get(message.segment, 0):

@@ -73,6 +73,8 @@ class QueueConsumer(ConsumerLifecycle):
         self.closed = False
         self.leaving = False
         """Whether messages are given back as they come: the consumer is being closed."""
+        self.obeys_times = True
+        """Whether delays and times to live count. A redrive takes what is there."""
         self._client = client
         self._feeds: dict[int, SegmentFeed] = {}
         self._buffer: deque[_Buffered] = deque()
@@ -238,9 +240,11 @@ class QueueConsumer(ConsumerLifecycle):
                 feed.nack(message.offset, message.lease, seen=False)
             elif dead:
                 self._dead_letters.bury(message, self.dead_letter_topic, self._on_buried(feed, message.lease))
-            elif headers and (due_ms := header_ms(headers, DELIVER_AT)) > now_ms and not message.redelivery_count:
+            elif not headers or not self.obeys_times:
+                self._buffer.append(_Buffered(message, feed, until))
+            elif (due_ms := header_ms(headers, DELIVER_AT)) > now_ms and not message.redelivery_count:
                 feed.nack(message.offset, message.lease, delay_us=(due_ms - now_ms) * 1000, seen=False)
-            elif headers and 0 < header_ms(headers, EXPIRES_AT) <= now_ms:
+            elif 0 < header_ms(headers, EXPIRES_AT) <= now_ms:
                 feed.ack(message.offset, message.lease, seen=False)
             else:
                 self._buffer.append(_Buffered(message, feed, until))
