@@ -295,7 +295,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["backup"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "line", "newer"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "line", "newer", "nested"])
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "backup"
     snapshots.write(backup(), str(path))
@@ -306,6 +306,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
             "cut": data[: len(data) // 2],
             "changed": data.replace(b'"key":"/cluster/id"', b'"key":"/cluster/ib"'),
             "line": b"".join(lines[:2] + lines[3:]),
+            "nested": b'{"revision":' + b"[" * 200_000 + data,
             "newer": data.replace(b'"version":1', b'"version":2'),
         }[damage]
     )

@@ -119,7 +119,7 @@ def read(path: str) -> Snapshot:
         if trailer.digest != _digest(body) or trailer.keys != len(lines):
             raise InvalidArgument(f"the backup {path} is damaged: its checksum does not fit")
         entries = [msgspec.json.decode(line, type=_Line) for line in lines]
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no whole backup of Braid's metadata: {error}") from error
     return Snapshot(header, {entry.key: entry.value for entry in entries})
 
