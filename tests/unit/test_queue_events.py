@@ -189,6 +189,13 @@ def test_events_that_gather_say_each_thing_once() -> None:
     assert all_events(groups).returned == (Returned(Offset(3), 3, 10, "no"),)
 
 
+def test_a_delay_lasts_as_long_by_another_clock_and_what_is_due_stays_due() -> None:
+    waiting, due = Returned(Offset(1), 1, 150), Returned(Offset(2), 1, 100)
+    assert waiting.between_clocks(100, 1_000_000).not_before == 1_000_050
+    assert waiting.between_clocks(100, 7).not_before == 57
+    assert due.between_clocks(100, 1_000_000).not_before == 0
+
+
 def random_state(count: int) -> QueueSnapshot:
     """Return a state that does not compress: most messages came back once, the first hundred five times."""
     random = Random(1)
