@@ -18,6 +18,7 @@ from braid.model.message import DELIVER_AT, EXPIRES_AT, QueueMessage
 from braid.model.queue.state import QueueLimits, QueueState
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
+from braid.wire.operations import QueueAnswer
 from tests.kits.brokers import PATH
 from tests.kits.queues import (
     kill_program,
@@ -470,6 +471,22 @@ async def test_a_message_that_fails_too_often_becomes_one_dead_letter(simulation
         assert letter.headers["braid-dead-letter-offset"] == b"1"
         assert letter.headers["braid-dead-letter-deliveries"] == b"3"
         assert letter.headers["braid-dead-letter-reason"] == b"it is poisoned"
+
+
+async def test_a_repeated_ack_of_a_dead_letter_is_counted_once(simulation: Simulation) -> None:
+    async with queue_of(simulation) as (brokers, client):
+        await client.admin.create_topic("buried")
+        await client.admin.create_subscription(
+            "orders", "careful", kind="queue", max_deliveries=1, dead_letter_topic="buried"
+        )
+        await send(client, [0])
+        queue = queue_at(brokers, subscription="careful")
+        async with client.queue_consumer("orders", "careful") as consumer:
+            (message,) = await take(consumer, 1)
+            await consumer.nack(message)
+            await until(lambda: queue.counts().dead_lettered == 1)
+        _, stale = queue.answer(QueueAnswer(1, ((0, 1, message.lease + 1),)))  # The lease of the dead letter.
+        assert (stale, queue.counts().dead_lettered) == ([], 1)
 
 
 async def test_one_dead_letter_is_stored_though_its_consumer_dies_before_the_ack(simulation: Simulation) -> None:

@@ -57,7 +57,7 @@ async def _asked(kind: str, headers: dict[str, str]) -> tuple[bool, list[Message
         sent.append(message)
 
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await ConsoleGuard(app)({"type": kind, "headers": encoded}, receive, send)
+    await ConsoleGuard(app, ["Braid.Example"])({"type": kind, "headers": encoded}, receive, send)
     return reached, sent
 
 
@@ -77,6 +77,12 @@ async def test_answers_forbid_frames_and_other_origins() -> None:
     assert b"connect-src 'self'" in headers[b"content-security-policy"]
     reached, sent = await _asked("http", {"host": "evil.example"})
     assert (reached, sent[0]["status"]) == (False, 403)
+    assert b"frame-ancestors 'none'" in dict(sent[0]["headers"])[b"content-security-policy"], "also of a refusal"
+
+
+@pytest.mark.parametrize("name", ["braid.example", "Braid.Example:443", "BRAID.EXAMPLE"])
+async def test_a_name_that_is_allowed_is_so_in_any_case(name: str) -> None:
+    assert (await _asked("http", {"host": name}))[0]
 
 
 # Sessions.
