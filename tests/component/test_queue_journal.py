@@ -230,6 +230,19 @@ async def test_a_file_grows_when_a_full_disk_has_room_again(disk: SimulatedDisk)
     await journal.close()
 
 
+async def test_what_comes_while_a_checkpoint_waits_for_room_is_written_after_it(disk: SimulatedDisk) -> None:
+    journal = await begun(disk)
+    disk.faults = DiskFaults(capacity_bytes=1)
+    journal.begin_anew(QueueSnapshot(5, 1))
+    await until(lambda: not journal._pending)  # It is being written.
+    number = journal.append(settled(7))
+    await asyncio.sleep(2)
+    disk.faults = DiskFaults()
+    await journal.durable.reached(number)
+    await journal.close()
+    assert offsets_of(await read_image(disk, FOLDER)) == {0, 7}
+
+
 async def test_a_journal_on_a_full_disk_can_be_closed(disk: SimulatedDisk) -> None:
     journal = await begun(disk)
     disk.faults = DiskFaults(capacity_bytes=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from braid.broker.queues.segment_queue import MAX_DELAY_US
+from braid.client.client import Client
+from braid.client.consuming.dead_letters import one_row, publish_once
 from braid.model.queue.events import MAX_REASON_CHARS
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
@@ -73,3 +75,55 @@ async def test_a_lease_lasts_as_long_as_it_should(simulation: Simulation) -> Non
             (message,) = await take(consumer, 1)
             assert queue_at(brokers)._state._leased[message.offset].deadline >= (began + 30) * 1e6
             await asyncio.sleep(0.037)
+
+
+async def bury(client: Client) -> None:
+    """Let the first message of a queue become a dead letter, and wait until it is settled."""
+    async with client.queue_consumer("orders", "careful") as consumer:
+        (message,) = await take(consumer, 1)
+        await consumer.nack(message)
+
+        async def is_settled() -> bool:
+            found = await client.admin.subscription("orders", "careful")
+            return bool(found["backlog"] == 0)
+
+        await until(is_settled)
+
+
+async def buried(client: Client) -> None:
+    await client.admin.create_topic("buried")
+    await client.admin.create_subscription(
+        "orders", "careful", kind="queue", max_deliveries=1, dead_letter_topic="buried"
+    )
+
+
+async def test_a_dead_letter_that_another_consumer_has_stored_otherwise_counts(simulation: Simulation) -> None:
+    """It knew of fewer deliveries, or of another reason."""
+    async with queue_of(simulation, messages=1) as (brokers, client):
+        await buried(client)
+        placement = queue_at(brokers, subscription="careful").placement
+        app = f"dead letter public/default/orders careful 0 {placement} 0"
+        await publish_once(client, "public/default/buried", app, one_row(b"0", b"0", [("other", b"header")]))
+        await bury(client)
+        assert (await client.admin.topic_stats("buried"))["segments"]["0"]["endOffset"] == 1
+
+
+async def test_a_message_that_dies_again_after_a_seek_is_another_dead_letter(simulation: Simulation) -> None:
+    async with queue_of(simulation, messages=1) as (_, client):
+        await buried(client)
+        await bury(client)
+        await client.admin.seek("orders", "careful", "earliest")
+        await bury(client)
+        assert (await client.admin.topic_stats("buried"))["segments"]["0"]["endOffset"] == 2
+
+
+async def test_a_dead_letter_names_its_origin_whatever_its_message_says(simulation: Simulation) -> None:
+    async with queue_of(simulation) as (_, client):
+        await buried(client)
+        await send(client, [0], headers={"braid-dead-letter-topic": b"\xff", "braid-dead-letter-offset": b"-7"})
+        await bury(client)
+        async with client.checkpoint_consumer("buried") as reader:
+            letter = await reader.receive(timeout=5)
+        assert letter is not None
+        assert letter.headers["braid-dead-letter-topic"] == b"public/default/orders"
+        assert letter.headers["braid-dead-letter-offset"] == b"0"
