@@ -180,6 +180,7 @@ def test_a_seal_counts_only_if_nobody_has_written_since() -> None:
     assert "Only the disks tell" in problem(plan_restore(saved, history(manifest(10, 5, chunk(0, 10)))))
     plan = plan_restore(saved, history(manifest(10, 5, chunk(0, 10)), log("two", 10, 20, 5)))
     assert restored(plan)[0].owner == "two"
+    assert not restored(plan)[0].clean, "its last batches are on the disk of its owner alone"
     assert key not in plan.values
 
 
@@ -192,6 +193,12 @@ def test_replicas_that_went_on_need_all_disks() -> None:
     assert "missing: one" in problem(plan_restore(saved, history(None, log("two", 0, 20, 3, 4))))
     found = history(None, log("two", 0, 20, 3, 4), log("one", 0, 24, 3, 4))
     assert restored(plan_restore(saved, found))[0].owner == "one", "the copy that reaches further"
+
+
+def test_a_broker_that_may_have_got_a_replica_after_the_backup_is_asked_for_its_disk() -> None:
+    saved = backup(record(replicas=("one", "three"), write_quorum=2))  # "two" was alive, too.
+    found = history(None, log("one", 0, 20, 3, 4), log("three", 0, 20, 3, 4))
+    assert "missing: two" in problem(plan_restore(saved, found))
 
 
 def test_replicas_that_did_not_change_go_on_as_they_are() -> None:
@@ -293,6 +300,15 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     snapshots.write(backup(), path)
     assert snapshots.read(path) == backup()
     assert [each.name for each in tmp_path.iterdir()] == ["backup"]
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o600, "it holds the secret of the cluster"
+
+
+def test_a_whole_file_of_a_newer_build_is_refused_by_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "backup"
+    newer = msgspec.structs.replace(backup(), header=msgspec.structs.replace(backup().header, version=2))
+    snapshots.write(newer, str(path))
+    with pytest.raises(InvalidArgument, match="this build reads 1"):
+        snapshots.read(str(path))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "line", "newer", "nested"])
