@@ -206,6 +206,16 @@ def test_a_message_without_a_context_begins_no_foreign_trace(spans: Spans) -> No
     assert first.parent.span_id == second.parent.span_id == here.context.span_id
 
 
+def test_the_context_of_the_span_replaces_one_that_the_program_has_given(spans: Spans) -> None:
+    """A program that sends on what it got sends on its headers."""
+    given = {"traceparent": b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01", "colour": b"red"}
+    with spans.tracer.start_as_current_span("here") as here:
+        headers = otel._injected(given)
+    assert headers is not None
+    assert headers["colour"] == b"red"
+    assert f"{here.get_span_context().trace_id:032x}" in str(headers["traceparent"])
+
+
 def test_a_hostile_context_costs_neither_an_error_nor_a_page_of_log(
     spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
