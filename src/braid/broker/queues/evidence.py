@@ -27,6 +27,7 @@ from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
+from braid.storage.history.catalog import Frontier
 from braid.storage.log import promise as promises
 from braid.storage.queue_journal import FOLDER, QueueJournal, folder_of, read_image, remove_others
 
@@ -52,6 +53,8 @@ async def gather(
         await remove_others(disk, folder, of_now | damage.keys())
     doubtful = cursors if record.elected is not None else damage
     wanted = [each for each in doubtful if not _is_whole(cursors[each], record.epoch - 1)]
+    if wanted and not record.accept_loss and await _was_lost(store, disk, folder, name, record):
+        return
     answers = await all_of(_answer(ask, broker, wanted) for broker in record.replicas if broker != here and wanted)
     if wanted and not record.accept_loss:
         if damage and not record.replicas:
@@ -68,6 +71,16 @@ async def gather(
         stored = QueueImage.of(unpack_state(cursor.state)) if cursor.state else None
         known = joined(cursor.placement, cursor.offset, [own.get(subscription), stored, *images])
         await _store(disk, folder_of(folder, subscription), known)
+
+
+async def _was_lost(store: Store, disk: Disk, folder: str, name: SegmentName, record: Ownership) -> bool:
+    """Tell whether this broker has lost its disk since the vote, and chunks do not have the log that the vote found.
+    Then the segment is about to be refused here (recovery_start.py), and no journal may tell of messages that this disk
+    does not hold (I8)."""
+    if record.elected is None or (await promises.read(disk, folder)).member:
+        return False
+    entry = await store.get(paths.current_chunk(name.topic.path, name.descriptor))
+    return entry is None or decode(Frontier, entry.value).next_offset < record.elected.end
 
 
 async def _own_images(
