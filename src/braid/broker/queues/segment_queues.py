@@ -128,8 +128,10 @@ class SegmentQueues:
 
     @property
     def are_drained(self) -> bool:
-        """Tell whether no queue has anything left of a log that has ended, and that is stored."""
-        return all(queue.is_drained for queue in self._queues.values())
+        """Tell whether no queue has anything left of a log that has ended, and that is stored. A queue that is not open
+        yet may have."""
+        opened = self._queues
+        return self.names <= opened.keys() and all(queue.is_drained for queue in opened.values())
 
     @property
     def are_stored_drained(self) -> bool:
