@@ -241,3 +241,13 @@ def test_message_that_no_program_has_seen_is_returned_without_an_event() -> None
         hand(watch, 0, FIRST_LEASE + 1)
     watch.answering([(0, FIRST_LEASE, False)], [])
     hand(watch, 0, FIRST_LEASE + 1)
+
+
+def test_cursor_of_an_owner_that_is_opening_stands_at_what_its_disk_says() -> None:
+    checker = QueueChecker()
+    settle(watched(checker), 0, 2)
+    with pytest.raises(PromiseBroken, match="I5"):
+        checker.cursor_stored(0, 1, 1)
+    checker.cursor_stored(0, 1, 1, {0})
+    with pytest.raises(PromiseBroken, match="I5"):
+        checker.cursor_stored(0, 1, 2, {0})

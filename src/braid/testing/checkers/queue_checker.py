@@ -17,11 +17,12 @@ message that its replica does not hold (I8), and what is confirmed is on enough 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, Returned, decode_events, decode_snapshot
+from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import Handed
 from braid.storage import queue_journal
 from braid.testing.checkers.history import PromiseBroken
@@ -261,12 +262,16 @@ class QueueChecker:
                 raise PromiseBroken("counts", f"{what}; message {offset} had {stored} deliveries: {counts.get(offset)}")
         return last
 
-    def cursor_stored(self, segment: int, placement: int, offset: int) -> None:
-        """No cursor goes beyond a message that is not settled for good."""
+    def cursor_stored(
+        self, segment: int, placement: int, offset: int, on_disk: Container[int] | SettledOffsets = ()
+    ) -> None:
+        """No cursor goes beyond a message that is not settled for good. What a broker confirms while it opens its
+        segments is not heard of: then what is settled `on_disk` there counts, too."""
         found = self.find(Place(segment, placement, offset))
         if found is None:
             return  # It is being set to another place.
-        if missing := set(range(found.start, offset)) - found.confirmed:
+        not_heard_of = set(range(found.start, offset)) - found.confirmed
+        if missing := [each for each in not_heard_of if each not in on_disk]:
             raise PromiseBroken(
                 "I5", f"the cursor of segment {segment} is stored at {offset}; not settled for good: {_some(missing)}"
             )
