@@ -22,7 +22,7 @@ FAILED_ONCE = {
     41_003: "a broker that lost its disk after the vote stored what others knew of the queue",
 }
 """Seeds, and the defect that each has found. They have taken another course since."""
-MEETS = {13: "votes of replicas"}
+MEETS = {13: "votes of replicas", 41_016: "an owner that is lost while a follower lags"}
 """Seeds, and what each meets that those do not meet any more."""
 SEEDS = (*FAILED_ONCE, *MEETS)
 MET = (
@@ -40,6 +40,8 @@ MET = (
     "layouts",
     "dead_letters",
     "client_crashes",
+    "lags",
+    "owners_lost_meanwhile",
 )
 
 pytestmark = pytest.mark.xdist_group("simulated-queues")  # The last test looks at the seeds of the others.

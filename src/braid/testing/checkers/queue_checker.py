@@ -342,6 +342,52 @@ def _is_settled(chain: list[Placement], offset: int) -> bool:
     return True
 
 
+class _Said(NamedTuple):
+    epoch: int
+    image: QueueImage | None
+
+
+class EvidenceChecker:
+    """Compares what a replica has told a vote with what it tells the owner that the vote deposes. When it has said for
+    an epoch what it knows of a queue, it takes no event of a lower epoch any more (I3): an owner that counts such an
+    event could confirm an ack of which the next owner knows nothing (I9)."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[SimulatedDisk, str], _Said] = {}
+        """By disk and segment: what the last answer to a vote was."""
+        self._placements: dict[tuple[SimulatedDisk, str], int] = {}
+        """That of the last checkpoint."""
+
+    def placement(self, disk: SimulatedDisk, segment: str) -> int | None:
+        """Return the placement that the queue has on this disk; None: no owner has begun it there."""
+        return self._placements.get((disk, segment))
+
+    def said(self, disk: SimulatedDisk, segment: str, epoch: int, snapshot: QueueSnapshot | None) -> None:
+        """Hear what a replica knows of the queue, as it has told the owner of this epoch."""
+        self._said[disk, segment] = _Said(epoch, QueueImage.of(snapshot) if snapshot is not None else None)
+
+    def began(self, disk: SimulatedDisk, segment: str, epoch: int, snapshot: QueueSnapshot) -> None:
+        """Hear that a replica has told the owner of this epoch that it holds a checkpoint."""
+        self._placements[disk, segment] = snapshot.placement
+        self.took(disk, segment, epoch, snapshot.placement, [(0, snapshot.base), *snapshot.settled])
+
+    def took(
+        self, disk: SimulatedDisk, segment: str, epoch: int, placement: int, settled: Iterable[tuple[int, int]]
+    ) -> None:
+        """Hear that a replica has told the owner of this epoch that it knows these ranges to be settled."""
+        said = self._said.get((disk, segment))
+        if said is None or said.epoch <= epoch or (said.image is not None and said.image.placement != placement):
+            return
+        offsets = {offset for start, end in settled for offset in range(start, end)}
+        known = said.image.settled if said.image is not None else ()
+        if unknown := [offset for offset in offsets if offset not in known]:
+            raise PromiseBroken(
+                "I3",
+                f"a replica of {segment} has promised epoch {said.epoch}, and has taken events of epoch {epoch} after "
+                f"that: {_some(unknown)}",
+            )
+
+
 def _some(offsets: Iterable[int]) -> list[int]:
     return sorted(offsets)[:10]
 

@@ -41,6 +41,7 @@ from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.queue_checker import JournalsOnDisk, Place, QueueChecker, QueueWatch
 from braid.testing.checkers.topic_history import Record
 from braid.testing.scenarios.machine import BrokerMachine
+from braid.testing.scenarios.queue_copies import SimulatedQueueCopies
 from braid.wire.operations import QueueAnswer
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class SimulatedQueues:
         self.pruned: dict[int, int] = {}
         """Segments that the layout has dropped, and where they ended."""
         self.checker: Final = QueueChecker()
+        self.copies: Final = SimulatedQueueCopies(cluster, NAME, self._count)
         self._journals = JournalsOnDisk(LOGS, NAME)
         self._watches: dict[SegmentQueue, QueueWatch] = {}
         self._seeking = False
@@ -151,6 +153,11 @@ class SimulatedQueues:
         self._count("nacks")
 
     # Brokers.
+
+    def follow(self, machine: BrokerMachine, broker: Broker) -> None:
+        """Watch what a broker says about its copies of the queue."""
+        if self.there:
+            self.copies.follow(machine, broker)
 
     def meet(self, segment: OwnedSegment, broker: Broker) -> None:
         """Watch the queue of a segment that was opened."""
