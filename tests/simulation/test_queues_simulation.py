@@ -19,6 +19,7 @@ FAILED_ONCE = {
     1142: "the checker took an ack for lost that was stored before the queue got another placement",
     40_030: "the record of an ended log became clean while its queues were being opened",
     40_113: "the checker had not heard of acks that an owner confirmed while it opened its other segments",
+    40_163: "a queue that was set to another place went on sending on the channels of before",
     41_003: "a broker that lost its disk after the vote stored what others knew of the queue",
 }
 """Seeds, and the defect that each has found. They have taken another course since."""
