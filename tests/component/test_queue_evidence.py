@@ -31,10 +31,10 @@ ELECTED = msgspec.structs.replace(
 )
 
 
-async def write_metadata(store: MemoryStore, in_chunks: int) -> None:
+async def write_metadata(store: MemoryStore, in_chunks: int, end: Offset | None = None) -> None:
     cursor = Cursor(offset=Offset(0), epoch=Epoch(1), placement=1, queue=True)
     frontier = Frontier(
-        epoch=Epoch(1), holder="a", begun=True, continues=Epoch(0), next_offset=Offset(in_chunks), writes=1
+        epoch=Epoch(1), holder="a", begun=True, continues=Epoch(0), next_offset=Offset(in_chunks), writes=1, end=end
     )
     path, descriptor = NAME.topic.path, NAME.descriptor
     puts = [
@@ -44,13 +44,13 @@ async def write_metadata(store: MemoryStore, in_chunks: int) -> None:
     await store.txn([], puts)
 
 
-async def settled_below(store: MemoryStore, disk: SimulatedDisk) -> int | None:
+async def settled_below(store: MemoryStore, disk: SimulatedDisk, record: Ownership = ELECTED) -> int | None:
     """Gather what two members know: all messages below 30 are settled. Return what this disk knows after that."""
 
     async def ask(_broker: str, _subscriptions: list[str]) -> dict[str, Any]:
         return {"member": True, "images": {"work": encode(QueueSnapshot(1, 30))}}
 
-    await gather(store, disk, FOLDER, NAME, ELECTED, "b", ask)
+    await gather(store, disk, FOLDER, NAME, record, "b", ask)
     image = await read_image(disk, folder_of(FOLDER, "work"))
     return image.settled.base if image is not None else None
 
@@ -72,3 +72,12 @@ async def test_a_disk_that_was_lost_after_the_vote_is_told_of_messages_that_chun
     store, disk = MemoryStore(simulation.clock), SimulatedDisk(simulation.random)
     await write_metadata(store, in_chunks=35)
     assert await settled_below(store, disk) == 30
+
+
+async def test_an_owner_that_lost_its_disk_asks_what_was_settled_of_a_log_that_chunks_have(
+    simulation: Simulation,
+) -> None:
+    store, disk = MemoryStore(simulation.clock), SimulatedDisk(simulation.random)
+    await write_metadata(store, in_chunks=35, end=Offset(35))
+    again = msgspec.structs.replace(ELECTED, elected=None, clean=False, ended_at=Offset(35))
+    assert await settled_below(store, disk, again) == 30
