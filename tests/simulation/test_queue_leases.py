@@ -8,6 +8,8 @@ import asyncio
 import pytest
 
 from braid.model.errors import AckStale
+from braid.model.ids import Offset
+from braid.model.subscription import Placing
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, Brokers
@@ -254,3 +256,16 @@ async def test_a_consumer_that_leaves_takes_nothing_on_channels_that_it_opens_me
         segments = brokers.running["a"].segments.of_topic(PATH)
         assert sum(each.queues.get("work").counts().delivered for each in segments) < 10
         assert await remaining(client) == list(range(1, 5 if event == "cut" else 12))
+
+
+async def test_nothing_of_a_new_placement_goes_to_the_channels_of_before(simulation: Simulation) -> None:
+    async with (
+        queue_of(simulation, messages=10) as (brokers, client),
+        client.queue_consumer("orders", "work", prefetch=5) as consumer,
+    ):
+        await take(consumer, 5)
+        segment = brokers.running["a"].segments.get(PATH, 0)
+        await segment.cursors.place(Placing("work", Offset(0)))
+        segment.queues.follow_cursor("work")  # Before the call that has placed it closes the channels.
+        again = await take(consumer, 5)
+        assert {message.placement for message in again} == {queue_at(brokers).placement}

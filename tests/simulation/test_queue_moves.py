@@ -4,13 +4,19 @@ never undone (I9), and every other message comes again."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
 from braid.model.errors import AckStale, BraidError
+from braid.model.ids import Revision
 from braid.model.message import QueueMessage
+from braid.model.names import SegmentName
+from braid.model.ownership import Ownership, OwnershipState
+from braid.storage.history.exporter import Exporter
+from braid.storage.queue_journal import QueueJournal
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
 from tests.kits.brokers import PATH, SHARED, record_of
@@ -384,6 +390,68 @@ async def test_a_queue_that_is_created_on_an_ended_segment_takes_its_clean_recor
         async with client.queue_consumer("orders", "late") as consumer:
             assert set(numbers(await take_all(consumer, ack=True))) == set(range(30)) - acked
         await until(lambda: record_of(brokers).clean)
+
+
+async def test_a_record_stays_unclean_while_chunks_get_the_log_before_its_queues_are_open(
+    simulation: Simulation,
+) -> None:
+    async with queue_of(simulation, AWAY, messages=30) as (brokers, client):
+        async with client.queue_consumer("orders", "work") as consumer:
+            acked = await ack_some(consumer, await take(consumer, 30))
+        await client.admin.split("orders", 0)
+        source = await served(brokers)
+        opening, may_open = asyncio.Event(), asyncio.Event()
+        exporters: list[Exporter] = []
+        open_journal, start = QueueJournal.open, Exporter.start
+
+        async def slow(*arguments: Any, **options: Any) -> QueueJournal:
+            if exporters:  # Before that, evidence is read.
+                opening.set()
+                await may_open.wait()
+            return await open_journal(*arguments, **options)
+
+        brokers.kill(source)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(QueueJournal, "open", slow)
+            patch.setattr(Exporter, "start", lambda exporter: exporters.append(exporter))
+            starting = asyncio.ensure_future(brokers.start(source))
+            await opening.wait()
+        for exporter in exporters:
+            start(exporter)
+        await asyncio.sleep(1)
+        may_open.set()
+        await starting
+        await served(brokers)
+        assert not record_of(brokers).clean
+        brokers.kill(source)
+        await asyncio.sleep(60)
+        assert not brokers.owner(0), "acks are on the disk of its owner alone"
+        await brokers.start(source)
+        await served(brokers)
+        assert set(await remaining(client)) == set(range(30)) - acked
+
+
+async def test_a_record_that_becomes_clean_while_a_queue_is_created_does_not_stay_clean(simulation: Simulation) -> None:
+    async with queue_of(simulation, AWAY, messages=30) as (brokers, client):
+        owners = brokers.running[await served(brokers)].cluster.owners
+        writing, comes = asyncio.Event(), asyncio.Event()
+        swap = owners.swap
+
+        async def late(name: SegmentName, revision: Revision, record: Ownership) -> Revision | None:
+            if record.clean and record.state is OwnershipState.SERVING:
+                writing.set()
+                await comes.wait()
+            return await swap(name, revision, record)
+
+        await client.admin.split("orders", 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owners, "swap", late)
+            assert await remaining(client) == list(range(30))
+            await writing.wait()
+            await client.admin.create_subscription("orders", "late", kind="queue")
+            comes.set()
+            await asyncio.sleep(5)
+        assert not record_of(brokers).clean
 
 
 async def test_deleting_the_last_queue_of_an_ended_segment_makes_its_record_clean(simulation: Simulation) -> None:

@@ -17,9 +17,13 @@ FAILED_ONCE = {
     1022: "a consumer waited for answers about a segment that retention had deleted",
     1064: "an owner that was frozen past its lease handed out what the next owner had settled",
     1142: "the checker took an ack for lost that was stored before the queue got another placement",
+    40_030: "the record of an ended log became clean while its queues were being opened",
+    40_113: "the checker had not heard of acks that an owner confirmed while it opened its other segments",
+    40_163: "a queue that was set to another place went on sending on the channels of before",
+    41_003: "a broker that lost its disk after the vote stored what others knew of the queue",
 }
 """Seeds, and the defect that each has found. They have taken another course since."""
-MEETS = {13: "votes of replicas"}
+MEETS = {13: "votes of replicas", 41_016: "an owner that is lost while a follower lags"}
 """Seeds, and what each meets that those do not meet any more."""
 SEEDS = (*FAILED_ONCE, *MEETS)
 MET = (
@@ -37,6 +41,8 @@ MET = (
     "layouts",
     "dead_letters",
     "client_crashes",
+    "lags",
+    "owners_lost_meanwhile",
 )
 
 pytestmark = pytest.mark.xdist_group("simulated-queues")  # The last test looks at the seeds of the others.

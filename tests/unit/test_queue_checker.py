@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from braid.model.ids import Offset
 from braid.model.queue.events import QueueEvents, QueueSnapshot, Returned
 from braid.model.queue.state import Handed
 from braid.testing.checkers.history import PromiseBroken
-from braid.testing.checkers.queue_checker import Place, QueueChecker, QueueWatch
+from braid.testing.checkers.queue_checker import EvidenceChecker, Place, QueueChecker, QueueWatch
+from braid.testing.sim.disk import SimulatedDisk
 
 FIRST_LEASE = 1 << 31
 
@@ -241,3 +244,44 @@ def test_message_that_no_program_has_seen_is_returned_without_an_event() -> None
         hand(watch, 0, FIRST_LEASE + 1)
     watch.answering([(0, FIRST_LEASE, False)], [])
     hand(watch, 0, FIRST_LEASE + 1)
+
+
+def test_cursor_of_an_owner_that_is_opening_stands_at_what_its_disk_says() -> None:
+    checker = QueueChecker()
+    settle(watched(checker), 0, 2)
+    with pytest.raises(PromiseBroken, match="I5"):
+        checker.cursor_stored(0, 1, 1)
+    checker.cursor_stored(0, 1, 1, {0})
+    with pytest.raises(PromiseBroken, match="I5"):
+        checker.cursor_stored(0, 1, 2, {0})
+
+
+def test_replica_takes_no_event_of_an_owner_that_a_vote_has_deposed() -> None:
+    disk, evidence = SimulatedDisk(Random(1)), EvidenceChecker()
+    evidence.began(disk, "orders", 1, QueueSnapshot(1, 2))
+    evidence.took(disk, "orders", 1, 1, [(3, 4)])
+    evidence.said(disk, "orders", 2, QueueSnapshot(1, 2, ((3, 4),)))
+    evidence.took(disk, "orders", 1, 1, [(3, 4)])  # It has told the vote of this: only its answer comes late.
+    evidence.began(disk, "orders", 1, QueueSnapshot(1, 2))
+    evidence.took(disk, "orders", 2, 1, [(5, 6)])
+    with pytest.raises(PromiseBroken, match=r"I3.*epoch 2.*epoch 1.*6"):
+        evidence.took(disk, "orders", 1, 1, [(6, 7)])
+    with pytest.raises(PromiseBroken, match="I3"):
+        evidence.began(disk, "orders", 1, QueueSnapshot(1, 3))
+
+
+def test_replica_without_a_journal_takes_no_event_after_a_vote() -> None:
+    disk, evidence = SimulatedDisk(Random(1)), EvidenceChecker()
+    evidence.said(disk, "orders", 2, None)
+    with pytest.raises(PromiseBroken, match="I3"):
+        evidence.took(disk, "orders", 1, 1, [(0, 1)])
+
+
+def test_an_answer_about_an_earlier_placement_is_compared_with_nothing() -> None:
+    disk, evidence = SimulatedDisk(Random(1)), EvidenceChecker()
+    evidence.began(disk, "orders", 1, QueueSnapshot(1, 2))
+    placement = evidence.placement(disk, "orders")
+    assert placement == 1
+    evidence.began(disk, "orders", 1, QueueSnapshot(2, 0))
+    evidence.said(disk, "orders", 2, QueueSnapshot(2, 0))
+    evidence.took(disk, "orders", 1, placement, [(3, 4)])

@@ -27,6 +27,7 @@ from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
 from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
+from braid.storage.history.catalog import Frontier
 from braid.storage.log import promise as promises
 from braid.storage.queue_journal import FOLDER, QueueJournal, folder_of, read_image, remove_others
 
@@ -42,7 +43,8 @@ async def gather(
     """Bring everything that is known of the segment's queues to this broker's disk, if a vote has found it, or if a
     journal here cannot be read. If too little is known, this fails the opening: the record can still say why."""
     kept = await disk.list_folders(f"{folder}/{FOLDER}")
-    if record.elected is None and not kept:
+    lost = await _lost_events(store, disk, folder, name, record)
+    if record.elected is None and not kept and not lost:
         return
     cursors = await _queue_cursors(store, name)
     own, damage = await _own_images(disk, folder, [each for each in cursors if each in kept])
@@ -50,8 +52,10 @@ async def gather(
         # The cursors have new placements, and the log is about to be cut: no journal may tell of what is lost (I8).
         of_now = {each for each in cursors if (image := own.get(each)) and image.placement == cursors[each].placement}
         await remove_others(disk, folder, of_now | damage.keys())
-    doubtful = cursors if record.elected is not None else damage
+    doubtful = cursors if record.elected is not None or lost else damage
     wanted = [each for each in doubtful if not _is_whole(cursors[each], record.epoch - 1)]
+    if wanted and not record.accept_loss and await _was_lost(store, disk, folder, name, record):
+        return
     answers = await all_of(_answer(ask, broker, wanted) for broker in record.replicas if broker != here and wanted)
     if wanted and not record.accept_loss:
         if damage and not record.replicas:
@@ -68,6 +72,27 @@ async def gather(
         stored = QueueImage.of(unpack_state(cursor.state)) if cursor.state else None
         known = joined(cursor.placement, cursor.offset, [own.get(subscription), stored, *images])
         await _store(disk, folder_of(folder, subscription), known)
+
+
+async def _lost_events(store: Store, disk: Disk, folder: str, name: SegmentName, record: Ownership) -> bool:
+    """Tell whether an owner that takes its segment again has lost its disk, and opens the segment all the same: chunks
+    have the whole of a log that has ended. They do not have acks, so the followers must say what was settled (I9)."""
+    if record.elected is not None or not record.replicas or record.clean or record.accept_loss:
+        return False
+    if (await promises.read(disk, folder)).member:
+        return False
+    entry = await store.get(paths.current_chunk(name.topic.path, name.descriptor))
+    return entry is not None and decode(Frontier, entry.value).complete
+
+
+async def _was_lost(store: Store, disk: Disk, folder: str, name: SegmentName, record: Ownership) -> bool:
+    """Tell whether this broker has lost its disk since the vote, and chunks do not have the log that the vote found.
+    Then the segment is about to be refused here (recovery_start.py), and no journal may tell of messages that this disk
+    does not hold (I8)."""
+    if record.elected is None or (await promises.read(disk, folder)).member:
+        return False
+    entry = await store.get(paths.current_chunk(name.topic.path, name.descriptor))
+    return entry is None or decode(Frontier, entry.value).next_offset < record.elected.end
 
 
 async def _own_images(

@@ -28,6 +28,7 @@ from braid.ports.disk import Disk
 from braid.ports.tasks import all_of
 from braid.storage.queue_journal import QueueJournal, folder_of, remove_others
 from braid.storage.segment import SegmentStorage
+from braid.wire.operations import RESET
 
 _log: Final = logging.getLogger(__name__)
 
@@ -128,8 +129,10 @@ class SegmentQueues:
 
     @property
     def are_drained(self) -> bool:
-        """Tell whether no queue has anything left of a log that has ended, and that is stored."""
-        return all(queue.is_drained for queue in self._queues.values())
+        """Tell whether no queue has anything left of a log that has ended, and that is stored. A queue that is not open
+        yet may have."""
+        opened = self._queues
+        return self.names <= opened.keys() and all(queue.is_drained for queue in opened.values())
 
     @property
     def are_stored_drained(self) -> bool:
@@ -161,6 +164,9 @@ class SegmentQueues:
         queue, offset = self._queues.get(subscription), self._cursors.offset(subscription)
         placement, state = self._cursors.placement(subscription), self._cursors.handed_over(subscription)
         if queue is not None and offset is not None and queue.placement != placement:
+            # Also if the call that has placed the cursor is about to do this: no old channel gets anything of the new
+            # placement.
+            queue.close_channels(RESET, f"subscription {subscription} was set to offset {offset}", retriable=True)
             queue.reset(joined(placement, offset, [QueueImage.of(unpack_state(state)) if state else None]))
             self._first[subscription] = queue.last_number
 

@@ -340,7 +340,9 @@ class Opening:
         on_failure: Callable[[BraidError], None],
     ) -> SegmentQueues:
         async def keep_record() -> None:
-            await self._swap_record(name, epoch, lambda record: record.incomplete() if record.clean else record)
+            # A write that makes the record clean may be under way. This one comes after it, or lets it fail.
+            surely = queues.loaded and storage.ended
+            await self._swap_record(name, epoch, lambda each: each.incomplete() if each.clean else each, surely=surely)
 
         def release_record() -> None:
             shared = self._context.mode is not StorageMode.LOCAL  # Otherwise nobody else can read the log.
@@ -352,7 +354,7 @@ class Opening:
             after that (I9)."""
             while storage.ended and queues.are_drained and self._is_held(name, epoch):
                 if storage.catalog.next_offset >= storage.log.end and queues.are_stored_drained:
-                    await self._release(name, epoch)
+                    await self._release(name, epoch, queues)
                     return
                 cursors.note_drained()
                 await asyncio.sleep(RELEASE_S)
@@ -376,11 +378,16 @@ class Opening:
             replication.follow_queues(queues)
         return queues
 
-    async def _release(self, name: SegmentName, epoch: Epoch) -> None:
+    async def _release(self, name: SegmentName, epoch: Epoch, queues: SegmentQueues) -> None:
         """Make the record clean of a log that has ended, is in chunks, and whose queues are drained."""
+
+        def complete(record: Ownership) -> Ownership:
+            # A queue may have been created since the last try.
+            return record.complete() if queues.are_stored_drained and not record.clean else record
+
         if self._context.mode is not StorageMode.LOCAL:
             try:
-                await self._swap_record(name, epoch, lambda record: record if record.clean else record.complete())
+                await self._swap_record(name, epoch, complete)
             except BraidError as error:
                 _log.info("%s is complete, and its record does not say so yet: %s", name, error)
 
@@ -388,8 +395,11 @@ class Opening:
         record = self._owners.find(name)
         return record is not None and record.is_held_by(self._context.broker_id, epoch)
 
-    async def _swap_record(self, name: SegmentName, epoch: Epoch, change: Callable[[Ownership], Ownership]) -> None:
-        """Change the record of a segment that this broker serves; return when the view shows it."""
+    async def _swap_record(
+        self, name: SegmentName, epoch: Epoch, change: Callable[[Ownership], Ownership], *, surely: bool = False
+    ) -> None:
+        """Change the record of a segment that this broker serves; return when the view shows it. If there is nothing to
+        change, nothing is written, unless it must `surely` be so in the store."""
         while True:
             known = self._owners.known(name)
             if known is None or not known.value.is_held_by(self._context.broker_id, epoch):
@@ -397,7 +407,7 @@ class Opening:
             if known.value.state is not OwnershipState.SERVING:
                 return
             changed = change(known.value)
-            if changed == known.value:
+            if changed == known.value and not surely:
                 return
             revision = await self._owners.swap(name, known.revision, changed)
             if revision is not None:

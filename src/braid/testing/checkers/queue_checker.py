@@ -17,11 +17,12 @@ message that its replica does not hold (I8), and what is confirmed is on enough 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot, Returned, decode_events, decode_snapshot
+from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import Handed
 from braid.storage import queue_journal
 from braid.testing.checkers.history import PromiseBroken
@@ -261,12 +262,16 @@ class QueueChecker:
                 raise PromiseBroken("counts", f"{what}; message {offset} had {stored} deliveries: {counts.get(offset)}")
         return last
 
-    def cursor_stored(self, segment: int, placement: int, offset: int) -> None:
-        """No cursor goes beyond a message that is not settled for good."""
+    def cursor_stored(
+        self, segment: int, placement: int, offset: int, on_disk: Container[int] | SettledOffsets = ()
+    ) -> None:
+        """No cursor goes beyond a message that is not settled for good. What a broker confirms while it opens its
+        segments is not heard of: then what is settled `on_disk` there counts, too."""
         found = self.find(Place(segment, placement, offset))
         if found is None:
             return  # It is being set to another place.
-        if missing := set(range(found.start, offset)) - found.confirmed:
+        not_heard_of = set(range(found.start, offset)) - found.confirmed
+        if missing := [each for each in not_heard_of if each not in on_disk]:
             raise PromiseBroken(
                 "I5", f"the cursor of segment {segment} is stored at {offset}; not settled for good: {_some(missing)}"
             )
@@ -335,6 +340,52 @@ def _is_settled(chain: list[Placement], offset: int) -> bool:
         if placement.sought:
             return True
     return True
+
+
+class _Said(NamedTuple):
+    epoch: int
+    image: QueueImage | None
+
+
+class EvidenceChecker:
+    """Compares what a replica has told a vote with what it tells the owner that the vote deposes. When it has said for
+    an epoch what it knows of a queue, it takes no event of a lower epoch any more (I3): an owner that counts such an
+    event could confirm an ack of which the next owner knows nothing (I9)."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[SimulatedDisk, str], _Said] = {}
+        """By disk and segment: what the last answer to a vote was."""
+        self._placements: dict[tuple[SimulatedDisk, str], int] = {}
+        """That of the last checkpoint."""
+
+    def placement(self, disk: SimulatedDisk, segment: str) -> int | None:
+        """Return the placement that the queue has on this disk; None: no owner has begun it there."""
+        return self._placements.get((disk, segment))
+
+    def said(self, disk: SimulatedDisk, segment: str, epoch: int, snapshot: QueueSnapshot | None) -> None:
+        """Hear what a replica knows of the queue, as it has told the owner of this epoch."""
+        self._said[disk, segment] = _Said(epoch, QueueImage.of(snapshot) if snapshot is not None else None)
+
+    def began(self, disk: SimulatedDisk, segment: str, epoch: int, snapshot: QueueSnapshot) -> None:
+        """Hear that a replica has told the owner of this epoch that it holds a checkpoint."""
+        self._placements[disk, segment] = snapshot.placement
+        self.took(disk, segment, epoch, snapshot.placement, [(0, snapshot.base), *snapshot.settled])
+
+    def took(
+        self, disk: SimulatedDisk, segment: str, epoch: int, placement: int, settled: Iterable[tuple[int, int]]
+    ) -> None:
+        """Hear that a replica has told the owner of this epoch that it knows these ranges to be settled."""
+        said = self._said.get((disk, segment))
+        if said is None or said.epoch <= epoch or (said.image is not None and said.image.placement != placement):
+            return
+        offsets = {offset for start, end in settled for offset in range(start, end)}
+        known = said.image.settled if said.image is not None else ()
+        if unknown := [offset for offset in offsets if offset not in known]:
+            raise PromiseBroken(
+                "I3",
+                f"a replica of {segment} has promised epoch {said.epoch}, and has taken events of epoch {epoch} after "
+                f"that: {_some(unknown)}",
+            )
 
 
 def _some(offsets: Iterable[int]) -> list[int]:

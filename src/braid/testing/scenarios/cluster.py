@@ -231,6 +231,9 @@ class QueueCounts(Counts):
     states_handed_over: int = 0
     """Of those: with a state that the last owner has stored in the metadata."""
     dead_letters: int = 0
+    lags: int = 0
+    """Followers that were behind in messages or events, while other replicas confirmed both."""
+    owners_lost_meanwhile: int = 0
 
 
 class SimulatedCluster:

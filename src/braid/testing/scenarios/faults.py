@@ -94,6 +94,7 @@ class ClusterFaults:
         seeks, sleeps = (5, 2) if self._cluster.transitions else (2, 0)
         replicas, copies = self._cluster.replicas, 1 if self._cluster.replicas.there else 0
         queues = 1 if self._cluster.queues.there else 0
+        lags = 12 if queues and copies else 0
         return [
             (self._crash_broker, 5, 4),
             (self._crash_at_write, 2, 4),
@@ -117,6 +118,7 @@ class ClusterFaults:
             (self._replace_disk, 0, 3 if self._cluster.lossy else 0),
             (replicas.lose_disk, 0, 5 * copies),
             (replicas.pause, 0, copies),
+            (self._cluster.queues.copies.lag, 0, lags),
         ]
 
     # ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +246,7 @@ class ClusterFaults:
             try:
                 await asyncio.sleep(self._random.uniform(0, 0.2))
                 if freezes:
-                    await self._freeze_for(machine, machine.lease_ttl_s * self._random.uniform(0.8, 1.5))
+                    await self.freeze_for(machine, machine.lease_ttl_s * self._random.uniform(0.8, 1.5))
                     return
                 self.crash(machine)
                 await asyncio.sleep(self._random.choice(DOWN_S))
@@ -262,7 +264,7 @@ class ClusterFaults:
 
         async def stand_still() -> None:
             try:
-                await self._freeze_for(machine, machine.lease_ttl_s * self._random.uniform(0.6, 1.3))
+                await self.freeze_for(machine, machine.lease_ttl_s * self._random.uniform(0.6, 1.3))
             finally:
                 machine.busy = False
 
@@ -391,11 +393,11 @@ class ClusterFaults:
                 await asyncio.sleep(0.0005)
             # Clients hold on to a broker that is only just too late.
             just_past_s = machine.lease_ttl_s * self._random.uniform(0.6, 1.2)
-            await self._freeze_for(machine, self._random.choice([just_past_s, self._random.uniform(0.5, 15.0)]))
+            await self.freeze_for(machine, self._random.choice([just_past_s, self._random.uniform(0.5, 15.0)]))
 
         await self._with_machine(freeze)
 
-    async def _freeze_for(self, machine: BrokerMachine, seconds: float) -> None:
+    async def freeze_for(self, machine: BrokerMachine, seconds: float) -> None:
         self._cluster.inspector.look(machine)
         self._cluster.note(f"{machine.id} freezes")
         machine.freeze()

@@ -106,6 +106,7 @@ class Inspector:
         self.transitions.follow(broker)
         self._cluster.queues.watch_copies(machine, broker)
         self._cluster.replicas.delay_answers(broker)
+        self._cluster.queues.follow(machine, broker)
         machine.last_disk = None
         self.look(machine)
 

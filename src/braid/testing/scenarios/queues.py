@@ -31,6 +31,7 @@ from braid.model.ids import NO_REQUEST
 from braid.model.message import QueueMessage
 from braid.model.names import SegmentName
 from braid.model.queue.events import QueueEvents, QueueImage, QueueSnapshot
+from braid.model.queue.settled import SettledOffsets
 from braid.model.queue.state import Handed
 from braid.model.stored_record import decode
 from braid.model.subscription import Cursor
@@ -40,6 +41,7 @@ from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.queue_checker import JournalsOnDisk, Place, QueueChecker, QueueWatch
 from braid.testing.checkers.topic_history import Record
 from braid.testing.scenarios.machine import BrokerMachine
+from braid.testing.scenarios.queue_copies import SimulatedQueueCopies
 from braid.wire.operations import QueueAnswer
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class SimulatedQueues:
         self.pruned: dict[int, int] = {}
         """Segments that the layout has dropped, and where they ended."""
         self.checker: Final = QueueChecker()
+        self.copies: Final = SimulatedQueueCopies(cluster, NAME, self._count)
         self._journals = JournalsOnDisk(LOGS, NAME)
         self._watches: dict[SegmentQueue, QueueWatch] = {}
         self._seeking = False
@@ -150,6 +153,11 @@ class SimulatedQueues:
         self._count("nacks")
 
     # Brokers.
+
+    def follow(self, machine: BrokerMachine, broker: Broker) -> None:
+        """Watch what a broker says about its copies of the queue."""
+        if self.there:
+            self.copies.follow(machine, broker)
 
     def meet(self, segment: OwnedSegment, broker: Broker) -> None:
         """Watch the queue of a segment that was opened."""
@@ -320,8 +328,18 @@ class SimulatedQueues:
                 continue
             cursor = decode(Cursor, operation.value)
             descriptor = unquote(operation.key.split("/")[5])
-            segment = SegmentName.at(f"public/default/{TOPIC}", descriptor).id
-            self._checked(partial(self.checker.cursor_stored, segment, cursor.placement, cursor.offset))
+            name = SegmentName.at(f"public/default/{TOPIC}", descriptor)
+            on_disk = self._settled_while_opening(name)
+            self._checked(partial(self.checker.cursor_stored, name.id, cursor.placement, cursor.offset, on_disk))
+
+    def _settled_while_opening(self, name: SegmentName) -> SettledOffsets | tuple[()]:
+        """Return what is settled on the disk of the segment's owner, if that broker is opening its segments."""
+        record = self._cluster.inspector.record(name)
+        machine = self._cluster.machines[record.owner] if record is not None else None
+        if machine is None or machine.broker is not None:
+            return ()
+        image = self._journals.find(machine.disk, place_on_disk(name))
+        return image.settled if image is not None else ()
 
     # The end.
 
