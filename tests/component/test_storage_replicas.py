@@ -541,6 +541,33 @@ def test_a_damaged_copy_begins_anew_and_is_no_member() -> None:
     run(main)
 
 
+def test_a_member_stays_one_without_files_of_a_log_that_has_ended_and_is_in_chunks() -> None:
+    """Such an owner keeps only the checkpoint, which then speaks of files that are not there."""
+
+    async def main(world: World) -> None:
+        owner, replica = await open_owner(world.a), await open_replica(world.b)
+        await append(owner, 60)
+        ending = world.simulation.loop.create_task(owner.end_log())
+        await owner.log.flush()
+        held = await send(owner, world.a, replica)
+        await replica.admit()
+        owner.log.note_replicated(held.end)
+        owner.log.note_seal_replicated()
+        assert await ending == 60
+        await owner.export_now()
+        assert (frontier := owner.catalog.frontier) is not None
+        assert frontier.complete
+        await replica.close()
+        for name in world.b.wal_names():
+            if name.endswith(".wal"):
+                await world.b.context.disk.remove(f"{WAL_FOLDER}/{name}")
+        assert "wal.ckpt" in world.b.wal_names()
+        again = await open_replica(world.b.start())
+        assert (again.position.end, again.member) == (60, True)
+
+    run(main)
+
+
 def test_files_that_chunks_cover_go() -> None:
     async def main(world: World) -> None:
         owner, replica = await open_owner(world.a), await open_replica(world.b)

@@ -220,7 +220,7 @@ class ReplicaStorage:
     async def _open_log(self) -> None:
         catalog = Catalog(self._context.store, *self._keys)
         await catalog.load()
-        found = await self._recover()
+        found = await self._recover(catalog)
         if found.files and found.files[0].base_offset > catalog.next_offset:
             # Nobody has what is between chunks and files: a removal of this copy did not come to its end.
             await self._begin_anew()
@@ -249,15 +249,21 @@ class ReplicaStorage:
         await log.open()
         self._log = log
 
-    async def _recover(self) -> RecoveredLog:
-        """Find out what the folder holds. A damaged copy is worth nothing: others have the log."""
+    async def _recover(self, catalog: Catalog) -> RecoveredLog:
+        """Find out what the folder holds. A damaged copy is worth nothing: others have the log.
+
+        If chunks have the whole of a log that has ended, nothing is lost: a member stays one. Of such a log an owner
+        may keep the checkpoint alone, which then speaks of files that are not there."""
         try:
             found = await recover(self._context.disk, self._folder)
             if not found.damage:
                 return found
         except RecoveryConflict:
             pass
-        await self._begin_anew()
+        if catalog.frontier is not None and catalog.frontier.complete:
+            await self._remove_files()
+        else:
+            await self._begin_anew()
         return RecoveredLog()
 
     async def _reopen_newest(self, found: RecoveredLog) -> RecoveredLog:
