@@ -69,7 +69,7 @@ TAKEN: dict[str, tuple[str, dict[str, str], dict[str, str], Any, dict[str, Any]]
         "create_subscription", BILLING, {"kind": "queue"}, None,
         {
             **SUBSCRIPTION, "kind": SubscriptionKind.QUEUE, "start": "earliest",
-            "ackTimeoutMs": 30_000, "maxDeliveries": 0, "deadLetterTopic": "",
+            "ackTimeoutMs": 30_000, "maxDeliveries": 0, "deadLetterTopic": "", "query": False,
         },
     ),
 }  # fmt: skip

@@ -350,9 +350,11 @@ class Admin:
 
         A message of a `queue` that is not settled within `ack_timeout_ms` is delivered again. After `max_deliveries` it
         goes to the `dead_letter_topic`. A `query` keeps its own positions, and shows by `seek` how far it is."""
-        arguments: Json = {"topic": topic, "subscription": subscription, "start": start, "kind": kind, "query": query}
+        arguments: Json = {"topic": topic, "subscription": subscription, "start": start, "kind": kind}
         given = {"ackTimeoutMs": ack_timeout_ms, "maxDeliveries": max_deliveries, "deadLetterTopic": dead_letter_topic}
         arguments |= {name: value for name, value in given.items() if value is not None}
+        if query:
+            arguments["query"] = True
         result: Json = await self._call("create_subscription", arguments | {"requestId": self._new_id()})
         return result
 

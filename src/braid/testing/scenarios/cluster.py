@@ -54,7 +54,7 @@ from braid.testing.scenarios.faults import ClusterFaults
 from braid.testing.scenarios.inspector import PATH, Inspector
 from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import Operator
-from braid.testing.scenarios.queues import QUEUES, SimulatedQueues
+from braid.testing.scenarios.queues.queues import QUEUES, SimulatedQueues
 from braid.testing.scenarios.replicas import REPLICAS, SimulatedReplicas
 from braid.testing.scenarios.settling import Settling
 from braid.testing.scenarios.shared_reading import SharedResults

@@ -24,7 +24,7 @@ from braid.model.errors import BraidError, TimedOut
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.scenarios.inspector import PATH
 from braid.testing.scenarios.machine import SLOW_DISK, BrokerMachine
-from braid.testing.scenarios.queues import QUEUES
+from braid.testing.scenarios.queues.queues import QUEUES
 from braid.testing.scenarios.replicas import REPLICAS
 from braid.testing.sim.disk import NO_FAULTS
 

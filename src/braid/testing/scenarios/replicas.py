@@ -29,7 +29,7 @@ from braid.testing.checkers.ownership_checker import Segment
 from braid.testing.checkers.replica_checker import BatchContent, ReplicaChecker, check_same_producers
 from braid.testing.scenarios.clients import TOPIC
 from braid.testing.scenarios.machine import BrokerMachine
-from braid.testing.scenarios.queues import QUEUES
+from braid.testing.scenarios.queues.queues import QUEUES
 
 if TYPE_CHECKING:
     from braid.testing.scenarios.cluster import SimulatedCluster

@@ -41,7 +41,7 @@ from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.queue_checker import JournalsOnDisk, Place, QueueChecker, QueueWatch
 from braid.testing.checkers.topic_history import Record
 from braid.testing.scenarios.machine import BrokerMachine
-from braid.testing.scenarios.queue_copies import SimulatedQueueCopies
+from braid.testing.scenarios.queues.copies import SimulatedQueueCopies
 from braid.wire.operations import QueueAnswer
 
 if TYPE_CHECKING:
