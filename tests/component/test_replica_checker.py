@@ -8,8 +8,8 @@ from braid.model.ids import Offset
 from braid.storage.log.producers import ProducerTable
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.replica_checker import BatchContent, ReplicaChecker, check_same_producers
-from tests.component.test_storage_replicas import append, open_owner, open_replica, send
 from tests.kits.storage import DESCRIPTOR, TOPIC, World, run
+from tests.kits.storage_copies import append, open_owner, open_replica, send
 
 SEGMENT = f"{TOPIC}/{DESCRIPTOR}"
 
