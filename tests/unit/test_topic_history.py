@@ -124,6 +124,45 @@ def test_a_program_that_has_read_lost_records_must_be_refused_whatever_retention
     topic.check_checkpoint("reader", {0: 20}, READ, log, topic.earliest, DIVERGED)
 
 
+# The same program, and the log had ended: nothing comes after what it lost.
+
+
+def history_after_a_loss_of_an_ended_log() -> tuple[TopicHistory, dict[int, list[Record | None]]]:
+    topic = history()
+    topic.lost({0: 20})
+    topic.stopped()
+    topic.recovered(0, 12, now=1.5)
+    return topic, {0: [(b"%d" % number, None) for number in range(12)]}
+
+
+@pytest.mark.parametrize("pruned", [False, True], ids=["kept", "dropped by the layout"])
+def test_a_program_that_had_read_a_segment_to_its_end_goes_on_whatever_the_segment_has_lost_since(pruned: bool) -> None:
+    """135, with changes of the layout: no position in the checkpoint names the segment, so nobody can be asked."""
+    topic, log = history_after_a_loss_of_an_ended_log()
+    if pruned:
+        for number in range(12):
+            topic.consumer(None, "another", now=2.0).handed(0, number, b"%d" % number, 3.0)
+        topic.pruned(0, 12)
+        log = {0: [None] * 12}
+    topic.check_checkpoint("reader", {}, READ, log, topic.earliest, None, {0: 1.0})
+    with pytest.raises(PromiseBroken, match=r"PositionDiverged.* another log: \{0: False\}"):
+        topic.check_checkpoint("reader", {}, READ, log, topic.earliest, DIVERGED, {0: 1.0})
+
+
+def test_a_process_that_began_after_the_loss_must_not_be_told_that_it_has_read_the_segment_to_its_end() -> None:
+    topic, log = history_after_a_loss_of_an_ended_log()
+    with pytest.raises(PromiseBroken, match=r"another log: \{0: True\}"):
+        topic.check_checkpoint("reader", {}, READ, log, topic.earliest, None, {0: 2.0})
+
+
+def test_what_no_accepted_loss_explains_counts_also_in_a_segment_that_was_read_to_its_end() -> None:
+    topic, log = history_after_a_loss_of_an_ended_log()
+    with_others: list[Record | None] = [*log[0], (b"new 12", None)]
+    for wrong in (log[0][:11], with_others):
+        with pytest.raises(PromiseBroken, match=r"another log: \{0: True\}"):
+            topic.check_checkpoint("reader", {}, READ, {0: wrong}, topic.earliest, None, {0: 1.0})
+
+
 def test_a_program_that_has_read_what_the_log_holds_must_not_be_told_that_it_diverged() -> None:
     for deleted in (0, 5, 11):
         topic, log = history_after_a_loss(deleted)

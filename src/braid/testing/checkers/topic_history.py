@@ -411,11 +411,19 @@ class TopicHistory:
         log: Log,
         earliest: Mapping[int, int],
         refusal: OffsetOutOfRange | SegmentNotFound | None,
+        ended: Mapping[int, float] | None = None,
     ) -> None:
         """I1: a program that goes on at these positions, and has `read` this, has read what the log holds before them,
         and its next records are there. Otherwise, and only then, it is refused. `earliest` is what retention had left
-        when the program came; it may have left less since."""
-        has_parted = {segment: self._has_parted(log, segment, values) for segment, values in read.items()}
+        when the program came; it may have left less since.
+
+        `ended` has the segments that it has read to their ends, and when the process began that did so. What such a
+        segment lost after that is not looked for: no record takes the place of a lost one there, so the program skips
+        nothing, and the layout may have dropped the segment."""
+        began = ended or {}
+        has_parted = {
+            segment: self._has_parted(log, segment, values, began.get(segment)) for segment, values in read.items()
+        }
         parted = set(has_parted.values())
         expired = any(
             position < self.earliest.get(segment, 0) or segment in self.ends_of_pruned
@@ -434,11 +442,14 @@ class TopicHistory:
                 f"read another log: {has_parted}; it has read {quote(read)}",
             )
 
-    def _has_parted(self, log: Log, segment: int, read: Mapping[int, bytes]) -> bool | None:
-        """Whether a program that has read this has read another log; None if nobody has seen what is deleted."""
+    def _has_parted(self, log: Log, segment: int, read: Mapping[int, bytes], began: float | None) -> bool | None:
+        """Whether a program that has read this has read another log; None if nobody has seen what is deleted. `began`:
+        when the process began that read the segment to its end."""
         records, unknown = log[segment], False
         for offset, value in read.items():
             if offset >= len(records):
+                if began is not None and any(cut.offset <= offset and cut.at >= began for cut in self.cuts[segment]):
+                    continue
                 return True
             stored = self._value_at(log, segment, offset)
             if stored is None:

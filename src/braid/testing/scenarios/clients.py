@@ -62,6 +62,8 @@ class Saved(msgspec.Struct):
     checkpoint: bytes
     results: dict[int, dict[int, bytes]]
     """By segment and offset, every value that the program has read."""
+    ended: dict[int, float]
+    """The segments of these that it has read to their ends, and when the process began that did so."""
 
 
 class Sink:
@@ -477,7 +479,8 @@ class ClientMachine:
         name = f"reader-{random.randrange(2)}"
         saved = cluster.saved.get(name)
         consumer = client.checkpoint_consumer(TOPIC, start=saved.checkpoint if saved is not None else "earliest")
-        history = self.history.consumer(None, name, self._now())
+        began = self._now()
+        history = self.history.consumer(None, name, began)
         results = {segment: dict(read) for segment, read in saved.results.items()} if saved is not None else {}
         history.next = {segment: max(read) + 1 for segment, read in results.items()}
         try:
@@ -489,7 +492,12 @@ class ClientMachine:
                         results.setdefault(message.segment, {})[message.offset] = message.value
                     if random.random() < 0.3:
                         copied = {segment: dict(read) for segment, read in results.items()}
-                        cluster.saved[name] = Saved(consumer.checkpoint(), copied)
+                        checkpoint = consumer.checkpoint()
+                        ended = saved.ended if saved is not None else {}
+                        ended = {
+                            each: ended.get(each, began) for each in copied.keys() - next_offsets(checkpoint).keys()
+                        }
+                        cluster.saved[name] = Saved(checkpoint, copied, ended)
         except (OffsetOutOfRange, SegmentNotFound) as error:
             if not self._explains_refusal(error, saved, consumer.started):
                 raise
@@ -506,8 +514,7 @@ class ClientMachine:
             return bool(expired or self.history.lost_tails)
         if saved is None or started:
             return bool(pruned)
-        positions = ConsumerCheckpoint.from_bytes(saved.checkpoint).positions
-        return any(position != END and segment in pruned for segment, position in positions.items())
+        return any(segment in pruned for segment in next_offsets(saved.checkpoint))
 
     async def _restart_at_checkpoint(self, client: Client) -> None:  # noqa: ARG002
         """Be a program of which another process goes on: its client knows nothing yet, and may ask any broker. The
@@ -540,6 +547,12 @@ class ClientMachine:
                 await self.leaving.wait()
         except TimeoutError:
             pass
+
+
+def next_offsets(checkpoint: bytes) -> dict[int, int]:
+    """Return the positions in a checkpoint of the segments that were not read to their ends."""
+    positions = ConsumerCheckpoint.from_bytes(checkpoint).positions
+    return {segment: position for segment, position in positions.items() if position != END}
 
 
 def silence(client: Client) -> None:

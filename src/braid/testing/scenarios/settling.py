@@ -13,11 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from braid.broker.layouts.finalizing import ADOPTION_S
-from braid.client.consuming.checkpoint import END, ConsumerCheckpoint
 from braid.model.errors import OffsetOutOfRange, SegmentNotFound
 from braid.testing.checkers.history import PromiseBroken
 from braid.testing.checkers.topic_history import Log
-from braid.testing.scenarios.clients import TOPIC, silence
+from braid.testing.scenarios.clients import TOPIC, next_offsets, silence
 from braid.testing.scenarios.inspector import PATH
 from braid.testing.scenarios.machine import BrokerMachine
 from braid.testing.scenarios.operator import SIDE_TOPICS
@@ -129,8 +128,7 @@ class Settling:
         """Let each program go on once more."""
         history = self._cluster.history
         for name, saved in self._cluster.saved.items():
-            positions = ConsumerCheckpoint.from_bytes(saved.checkpoint).positions
-            offsets = {segment: position for segment, position in positions.items() if position != END}
+            offsets = next_offsets(saved.checkpoint)
             earliest = dict(history.earliest)
             refusal: OffsetOutOfRange | SegmentNotFound | None = None
             try:
@@ -140,7 +138,7 @@ class Settling:
             except (OffsetOutOfRange, SegmentNotFound) as error:
                 refusal = error
             self._inspector.look_around()
-            history.check_checkpoint(name, offsets, saved.results, log, earliest, refusal)
+            history.check_checkpoint(name, offsets, saved.results, log, earliest, refusal, saved.ended)
 
     def _count(self) -> None:
         counts, history, ownership = self._cluster.counts, self._cluster.history, self._cluster.ownership
