@@ -32,7 +32,7 @@ from braid.storage.recovery_start import RecoverySource, Start
 from braid.storage.segment import SegmentStorage
 from braid.testing.scenarios.cluster import TRANSITIONS, ZOMBIES, Counts, simulate_cluster
 
-SEEDS = [*range(5_000, 5_011), 5_012, 5_013, 5_037]
+SEEDS = [*range(5_000, 5_011), 5_012, 5_013, 5_015, 5_037]
 FAILED_ONCE = [4, 6, 29, 214, 248, 1_001, 1_009, 3_044, 5_049, 20_097]
 """Seeds that met a defect of an earlier version. They have taken another course since."""
 TRANSITIONS_FAILED_ONCE = [59, 88, 135, 201, 215, 7_044, 40_028, 50_002]
