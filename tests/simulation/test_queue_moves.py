@@ -10,6 +10,8 @@ import pytest
 
 from braid.client.client import Client
 from braid.client.consuming.queue import QueueConsumer
+from braid.metadata import paths
+from braid.metadata.store import Put
 from braid.model.errors import AckStale, BraidError
 from braid.model.ids import Revision
 from braid.model.message import QueueMessage
@@ -19,7 +21,7 @@ from braid.storage.history.exporter import Exporter
 from braid.storage.queue_journal import QueueJournal
 from braid.testing.sim.disk import DiskFaults
 from braid.testing.sim.loop import Simulation
-from tests.kits.brokers import PATH, SHARED, record_of
+from tests.kits.brokers import PATH, SHARED, record_of, segment_of
 from tests.kits.crash_point import CrashPoint
 from tests.kits.queues import (
     kill_program,
@@ -452,6 +454,35 @@ async def test_a_record_that_becomes_clean_while_a_queue_is_created_does_not_sta
             comes.set()
             await asyncio.sleep(5)
         assert not record_of(brokers).clean
+
+
+async def test_an_owner_whose_view_lags_does_not_write_its_record_again_and_again(simulation: Simulation) -> None:
+    async with queue_of(simulation, AWAY, messages=30) as (brokers, client):
+        owner = await served(brokers)
+        owners, store = brokers.running[owner].cluster.owners, brokers.store_of(owner)
+        tries, swap = 0, owners.swap
+
+        async def counted(name: SegmentName, revision: Revision, record: Ownership) -> Revision | None:
+            nonlocal tries
+            tries += 1
+            await asyncio.sleep(1 if tries > 1 else 0)  # An owner without a pause would end this test much later.
+            return await swap(name, revision, record)
+
+        await client.admin.split("orders", 0)
+        await asyncio.sleep(5)
+        store.lag()
+        key = paths.ownership(PATH, segment_of(brokers, 0).descriptor)
+        entry = await brokers.store.get(key)
+        assert entry is not None
+        await brokers.store.txn([], [Put(key, entry.value)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owners, "swap", counted)
+            assert await remaining(client) == list(range(30))
+            await until(lambda: tries > 0)
+            await asyncio.sleep(5)
+            assert tries == 1
+            store.catch_up()
+            await until(lambda: record_of(brokers).clean)
 
 
 async def test_deleting_the_last_queue_of_an_ended_segment_makes_its_record_clean(simulation: Simulation) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from braid.broker.config import BrokerConfig
@@ -413,7 +414,12 @@ class Opening:
             if revision is not None:
                 await self._owners.view.caught_up(revision)
                 return
-            await self._owners.view.caught_up(Revision(known.revision + 1))
+            # The store has a newer record, and the view may be far behind: no writing until it has caught up.
+            await self._owners.view.until(partial(self._is_newer, name, known.revision), ASK_S)
+
+    def _is_newer(self, name: SegmentName, revision: Revision) -> bool:
+        known = self._owners.known(name)
+        return known is None or known.revision != revision
 
     async def _load_cursors(
         self,
