@@ -346,9 +346,11 @@ class Inspector:
         }
 
     def check_stored(self, acked: dict[tuple[str, int], int]) -> None:
+        """An owner may still remember the cursor of a subscription that was deleted."""
         for (name, segment), offset in acked.items():
             stored = self.stored_cursor(name, segment)
-            if stored < offset and segment in self.segments():
+            is_there = self._cluster.store._server.get(paths.subscription(PATH, name)) is not None
+            if stored < offset and is_there and segment in self.segments():
                 raise PromiseBroken(
                     "acks",
                     f"the cursor of {name} in segment {segment} was at {offset}, an orderly stop stored {stored}",
