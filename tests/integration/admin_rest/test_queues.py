@@ -84,6 +84,7 @@ def test_a_queue_is_created_shown_and_measured(broker: AdminBroker, orders: str)
 def test_policies_of_a_queue_that_cannot_be_are_refused(broker: AdminBroker, orders: str) -> None:
     for query, said in (
         ("kind=stream&ackTimeoutMs=1000", "only a queue has"),
+        ("kind=queue&query=true", "a queue cannot show how far a query is"),
         ("kind=queue&maxDeliveries=3", "name a dead-letter topic"),
         ("kind=queue&deadLetterTopic=orders-dead", "set max_deliveries, too"),
         ("kind=queue&maxDeliveries=3&deadLetterTopic=orders", "they would come back"),
